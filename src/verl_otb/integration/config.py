@@ -1,0 +1,160 @@
+"""What a run must be configured like for OTB, checked before any work is spent.
+
+`check` runs in the driver before Ray starts, and again in the process of the trainer before any worker exists, since
+the driver does not load the plugin where only `external_lib` names it. Runs with another estimator pass untouched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from verl_otb.errors import ConfigError
+from verl_otb.integration.patching import require_hooks
+
+logger = logging.getLogger("verl_otb")
+
+ESTIMATORS = ("optimal_token_baseline", "tir_optimal_token_baseline")
+SUM_PI_SQUARED = "actor_rollout_ref.actor.calculate_sum_pi_squared"
+ENGINES = ("fsdp", "fsdp2")
+BLIND_ENGINES = ("torchtitan", "automodel")  # they have no place that could compute Σπ²
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keys of `algorithm.otb`.
+
+    Attributes:
+        handle_zero_tail: a column of a prompt group with one live row has the baseline 0 (advantage = return). With
+            False the row is its own baseline (advantage 0).
+    """
+
+    handle_zero_tail: bool = True
+
+
+def is_otb(algorithm: Any) -> bool:
+    """Whether the `algorithm` section of a run chooses one of our estimators."""
+    name = algorithm.get("adv_estimator", None)
+    return getattr(name, "value", name) in ESTIMATORS
+
+
+def options(algorithm: Mapping[str, Any] | None) -> Options:
+    """The options under `algorithm.otb`.
+
+    Raises:
+        ConfigError: for a key or a value that is not one of `Options`.
+    """
+    section = (algorithm.get("otb", None) if algorithm else None) or {}
+    known = {field.name for field in fields(Options)}
+    unknown = sorted(set(section) - known)
+    if unknown:
+        raise ConfigError(
+            f"algorithm.otb has no key {', '.join(map(repr, unknown))}; it knows {', '.join(sorted(known))}. "
+            f"Correct or remove the override +algorithm.otb.{unknown[0]}=…"
+        )
+    for name, value in section.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"algorithm.otb.{name} is to be true or false, found {value!r}.")
+    return Options(**section)
+
+
+def check(config: Any, trainer: str | None = None) -> None:
+    """Refuse a configuration that OTB cannot run with.
+
+    Args:
+        config: the whole run's configuration, as `main_ppo` composes it.
+        trainer: the trainer that is about to start, where that is known: "v1", "deprecated" or "separation".
+
+    Raises:
+        ConfigError: names what was found and the override to change.
+        HookTargetChanged: this verl is not one that the hooks fit.
+    """
+    algorithm = config.algorithm
+    if not is_otb(algorithm):
+        return
+    require_hooks()
+    options(algorithm)
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    if not actor.get("calculate_sum_pi_squared", False):
+        raise ConfigError(
+            f"algorithm.adv_estimator={algorithm.adv_estimator} needs Σπ² from the actor, but {SUM_PI_SQUARED} is "
+            f"False. Add the override {SUM_PI_SQUARED}=True"
+        )
+    strategy = actor.strategy
+    if strategy in BLIND_ENGINES:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.strategy={strategy} cannot emit Σπ², which {algorithm.adv_estimator} needs. "
+            f"Use one of {', '.join(ENGINES)}, or another estimator."
+        )
+    if trainer is None:
+        trainer = "v1" if config.trainer.get("use_v1", True) else "deprecated"
+    for setting, unsupported, instead in _not_yet(config, actor, model, trainer):
+        if unsupported:
+            raise ConfigError(
+                f"{setting} does not work with {algorithm.adv_estimator} in this version of verl-otb. {instead}, or "
+                "choose another estimator."
+            )
+    if config.actor_rollout_ref.rollout.n == 1:
+        logger.warning(
+            "actor_rollout_ref.rollout.n=1: a prompt group of one row has no baseline, so every advantage is the "
+            "plain return. Set actor_rollout_ref.rollout.n to 4 or more."
+        )
+
+
+def _not_yet(config: Any, actor: Any, model: Any, trainer: str) -> list[tuple[str, bool, str]]:
+    """(setting, whether this run has it, what to do instead) for each path that is not delivered yet."""
+    correction = config.algorithm.get("rollout_correction", None) or {}
+    ulysses = max(
+        actor.get("ulysses_sequence_parallel_size", 1) or 1,
+        (actor.get("fsdp_config", None) or {}).get("ulysses_sequence_parallel_size", 1) or 1,
+    )
+    return [
+        (
+            f"actor_rollout_ref.actor.strategy={actor.strategy}",
+            actor.strategy not in ENGINES,
+            f"Use one of {', '.join(ENGINES)}",
+        ),
+        (
+            "actor_rollout_ref.model.use_fused_kernels=True",
+            bool(model.get("use_fused_kernels", False)),
+            "Set it to False",
+        ),
+        (
+            "algorithm.rollout_correction.bypass_mode=True",
+            bool(correction.get("bypass_mode", False)),
+            "Set it to False",
+        ),
+        (
+            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={ulysses}",
+            ulysses > 1,
+            "Set it to 1",
+        ),
+        ("trainer.use_v1=False", trainer == "deprecated", "Set trainer.use_v1=True"),
+        ("fully_async or one_step_off", trainer == "separation", "Start python -m verl.trainer.main_ppo"),
+    ]
+
+
+def before_validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook `config.driver`."""
+    check(config)
+    return original(config, *args, **kwargs)
+
+
+def before_workers(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook `config.trainer`."""
+    check(self.config, "v1")
+    return original(self, *args, **kwargs)
+
+
+def before_workers_of_deprecated_trainer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook `config.deprecated_trainer`."""
+    check(self.config, "deprecated")
+    return original(self, *args, **kwargs)
+
+
+def before_workers_of_separation(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook `config.separation`."""
+    check(self.config, "separation")
+    return original(self, *args, **kwargs)

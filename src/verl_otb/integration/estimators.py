@@ -1,0 +1,102 @@
+"""The two estimators under verl's names, in verl's registry.
+
+They unpack what `compute_advantage` passes and hand it to `verl_otb.core`, which knows no verl.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, register_adv_est
+
+from verl_otb.core import optimal_token_advantages
+from verl_otb.integration.config import options
+from verl_otb.integration.patching import require_hooks
+
+Estimate: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+_stock: dict[str, Any] = {}
+
+
+def _estimate(
+    align: Literal["position", "token"],
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    old_log_probs: torch.Tensor,
+    sum_pi_squared: torch.Tensor,
+    rollout_is_weights: torch.Tensor | None = None,
+    config: Any = None,
+    **_: Any,
+) -> Estimate:
+    """The Optimal Token Baseline (arXiv 2602.07078) from verl's fields.
+
+    Args:
+        align: what the rows of a prompt group are compared at.
+        token_level_rewards: (bs, response_length), reward of each token.
+        response_mask: (bs, response_length), 1 on tokens the policy generated and trains on.
+        index: (bs,), uid of each row's prompt.
+        old_log_probs: (bs, response_length), log-probability of each token, in nats.
+        sum_pi_squared: (bs, response_length), Σ_v π_v² of each token's distribution.
+        rollout_is_weights: (bs, response_length), importance weights ρ, or None.
+        config: the run's `algorithm` section; `algorithm.otb` holds our options.
+        **_: whatever else a verl passes.
+
+    Returns:
+        advantages, returns: (bs, response_length), float32.
+
+    Raises:
+        InputError: a ValueError, see `verl_otb.core.optimal_token_advantages`.
+        ConfigError: for an unknown key under `algorithm.otb`.
+        HookTargetChanged: if the plugin does not fit this verl.
+    """
+    require_hooks()
+    return optimal_token_advantages(
+        token_level_rewards,
+        response_mask,
+        old_log_probs,
+        sum_pi_squared,
+        index,
+        rollout_is_weights=rollout_is_weights,
+        align=align,
+        handle_zero_tail=options(config).handle_zero_tail,
+    )
+
+
+def optimal_token_baseline(*args: Any, **kwargs: Any) -> Estimate:
+    """`optimal_token_baseline`: the rows of a prompt group are compared at the same position.
+
+    Takes what verl's `compute_advantage` passes; see `_estimate`.
+    """
+    return _estimate("position", *args, **kwargs)
+
+
+def tir_optimal_token_baseline(*args: Any, **kwargs: Any) -> Estimate:
+    """`tir_optimal_token_baseline` (tool-integrated reasoning): compared at their k-th unmasked token.
+
+    Takes what verl's `compute_advantage` passes; see `_estimate`.
+    """
+    return _estimate("token", *args, **kwargs)
+
+
+OURS = {
+    AdvantageEstimator.OPTIMAL_TOKEN_BASELINE: optimal_token_baseline,
+    AdvantageEstimator.TIR_OPTIMAL_TOKEN_BASELINE: tir_optimal_token_baseline,
+}
+
+
+def register() -> None:
+    """Hook `estimators.register`: verl refuses a name that is taken, so its own two are freed first."""
+    for estimator, function in OURS.items():
+        _stock[estimator.value] = ADV_ESTIMATOR_REGISTRY.pop(estimator.value, None)
+        register_adv_est(estimator)(function)
+
+
+def unregister() -> None:
+    """Put verl's own two back."""
+    for name, function in _stock.items():
+        ADV_ESTIMATOR_REGISTRY.pop(name, None)
+        if function is not None:
+            ADV_ESTIMATOR_REGISTRY[name] = function

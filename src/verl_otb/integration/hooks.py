@@ -1,0 +1,156 @@
+"""The one table of places where verl-otb touches verl.
+
+Install, uninstall, the README's table and the contract tests all come from `HOOKS`. This module imports nothing of
+verl: a hook is put in when verl itself imports the module that it names (see `patching`).
+
+Every target is either the attribute of a class or a global of the module that *uses* it, never the module that
+defines it: `from a import f` copies `f`, so a hook on `a.f` would come too late wherever the copy was made before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SUPPORTED = ">=0.9,<0.10"
+# The hooks that only refuse a run reach further, so that an unsupported verl is told at second 0, not by a crash.
+REFUSING = ">=0.8"
+
+ENGINE = "verl.workers.engine.fsdp.transformer_impl"
+TRAINER = "verl.trainer.ppo.v1.trainer_base"
+HERE = "verl_otb.integration"
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One place in verl, what is done to it and when that can go.
+
+    Attributes:
+        id: a name for messages and tables.
+        module: the verl module whose import puts the hook in.
+        qualname: the attribute inside it, `function` or `Class.method`.
+        kind: `register` calls the handler's module once; `wrap` replaces the attribute by a function that calls
+            `handler(original, *args, **kwargs)`.
+        verl: the verl versions this hook was read against (PEP 440).
+        expects: the target's leading parameters; others may follow.
+        handler: ours, `module:function`, imported only when the hook is put in.
+        why: what verl lacks here.
+        remove_when: the change in verl that makes the hook superfluous.
+    """
+
+    id: str
+    module: str
+    qualname: str
+    kind: Literal["register", "wrap"]
+    verl: str
+    expects: tuple[str, ...]
+    handler: str
+    why: str
+    remove_when: str
+
+    @property
+    def target(self) -> str:
+        return f"{self.module}:{self.qualname}"
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(
+        id="estimators.register",
+        module="verl.trainer.ppo.core_algos",
+        qualname="register_adv_est",
+        kind="register",
+        verl=REFUSING,
+        expects=("name_or_enum",),
+        handler=f"{HERE}.estimators:register",
+        why="verl's two estimators can leave the range of the returns and lose rewards under masked tokens",
+        remove_when="verl's estimators pass tests/core",
+    ),
+    Hook(
+        id="config.driver",
+        module="verl.utils.config",
+        qualname="validate_config",
+        kind="wrap",
+        verl=REFUSING,
+        expects=("config",),
+        handler=f"{HERE}.config:before_validate_config",
+        why="a wrong configuration is to fail before Ray starts, not after the first rollout",
+        remove_when="never; it is the plugin's own check",
+    ),
+    Hook(
+        id="config.trainer",
+        module=TRAINER,
+        qualname="PPOTrainer._init_dataloader",
+        kind="wrap",
+        verl=REFUSING,
+        expects=("self",),
+        handler=f"{HERE}.config:before_workers",
+        why="the same check where only external_lib loads the plugin: in the TaskRunner, before any worker",
+        remove_when="never; it is the plugin's own check",
+    ),
+    Hook(
+        id="config.deprecated_trainer",
+        module="verl.trainer.ppo.ray_trainer",
+        qualname="RayPPOTrainer.init_workers",
+        kind="wrap",
+        verl=REFUSING,
+        expects=("self",),
+        handler=f"{HERE}.config:before_workers_of_deprecated_trainer",
+        why="trainer.use_v1=False would run with verl's own Σπ²; not delivered yet, so refused before any worker",
+        remove_when="verl-otb supports the deprecated trainer, or verl drops it",
+    ),
+    Hook(
+        id="config.separation",
+        module="verl.experimental.separation.ray_trainer",
+        qualname="SeparateRayPPOTrainer._init_resource_pools",
+        kind="wrap",
+        verl=REFUSING,
+        expects=("self",),
+        handler=f"{HERE}.config:before_workers_of_separation",
+        why="fully_async and one_step_off never call validate_config; not delivered yet, so refused before any worker",
+        remove_when="verl-otb supports fully_async and one_step_off",
+    ),
+    Hook(
+        id="trainer.old_log_prob",
+        module=TRAINER,
+        qualname="PPOTrainer._compute_old_log_prob",
+        kind="wrap",
+        verl=SUPPORTED,
+        expects=("self", "batch", "metrics"),
+        handler=f"{HERE}.trainer:old_log_prob",
+        why="the V1 trainer never asks the actor for Σπ², whatever calculate_sum_pi_squared says",
+        remove_when="verl's V1 trainer asks for Σπ² itself and slices it to the response",
+    ),
+    Hook(
+        id="trainer.advantage_step",
+        module=TRAINER,
+        qualname="PPOTrainer._compute_advantage",
+        kind="wrap",
+        verl=SUPPORTED,
+        expects=("self", "batch", "metrics"),
+        handler=f"{HERE}.trainer:advantage_step",
+        why="the estimator's metrics need the trainer's metrics, its Σπ² the batch's TransferQueue partition",
+        remove_when="verl's V1 trainer fetches Σπ² for the estimators",
+    ),
+    Hook(
+        id="trainer.advantage_inputs",
+        module=TRAINER,
+        qualname="compute_advantage_for_multi_trajectories",
+        kind="wrap",
+        verl=SUPPORTED,
+        expects=("data", "batch_keys", "adv_estimator"),
+        handler=f"{HERE}.trainer:advantage_inputs",
+        why="the V1 trainer fetches a fixed list of fields for the advantage, without Σπ²",
+        remove_when="verl's V1 trainer fetches Σπ² for the estimators",
+    ),
+    Hook(
+        id="engine.sum_pi_squared",
+        module=ENGINE,
+        qualname="FSDPEngineWithLMHead.prepare_model_outputs",
+        kind="wrap",
+        verl=SUPPORTED,
+        expects=("self", "output", "output_args", "micro_batch"),
+        handler=f"{HERE}.engine:prepare_model_outputs",
+        why="verl's Σπ² works in the logits' dtype and copies them (2x and more extra memory)",
+        remove_when="verl computes Σπ² in float32, in chunks",
+    ),
+)
