@@ -1,0 +1,20 @@
+"""Fixtures of the end-to-end tests."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import verl_run
+
+
+@pytest.fixture(scope="session")
+def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> verl_run.TinyTask:
+    """The tiny model, tokenizer and data, made once."""
+    return verl_run.TinyTask.make(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def run_verl(tiny_task: verl_run.TinyTask, tmp_path: Path) -> Callable[..., verl_run.VerlRun]:
+    """`verl_run.run_verl` on the tiny task, in this test's own directory unless `directory` says otherwise."""
+    return functools.partial(verl_run.run_verl, task=tiny_task, directory=tmp_path)
