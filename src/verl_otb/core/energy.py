@@ -1,0 +1,42 @@
+"""Token energy and its running sum, the weights of the Optimal Token Baseline (arXiv 2602.07078)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def token_energy(log_probs: torch.Tensor, sum_pi_squared: torch.Tensor) -> torch.Tensor:
+    """w_t = ‖∂ log π(a_t) / ∂ logits‖² = 1 − 2π_t + Σπ², the squared norm of the score of the token.
+
+    Computed as (1 − π)² + max(Σπ² − π², 0): the sampled token's share and that of all others. Only rounding in
+    Σπ² can make the second negative, and is cut off; so w_t is never negative.
+
+    Args:
+        log_probs: log π_t of the sampled tokens, any shape. A rounding above 0 counts as 0.
+        sum_pi_squared: Σπ² over the vocabulary, same shape, in [1/V, 1].
+
+    Returns:
+        w_t in [0, 2], same shape and dtype.
+    """
+    pi = log_probs.clamp(max=0).exp()
+    return (1 - pi).square() + (sum_pi_squared - pi.square()).clamp(min=0)
+
+
+def realized_energy(
+    token_energy: torch.Tensor, importance_weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """W_t = Σ_{j≤t} ρ_j² w_j over the last dimension.
+
+    ρ_j² stands inside the sum because each token's term of verl's loss carries its own ρ_j. (The docstring of
+    verl's own estimator writes ρ²(t)·W_t; its code does what is done here.)
+
+    Args:
+        token_energy: w_t, shape (..., tokens), 0 on masked tokens.
+        importance_weights: ρ_t, same shape, finite on masked tokens too; None for 1 everywhere.
+
+    Returns:
+        W_t, same shape and dtype.
+    """
+    if importance_weights is not None:
+        token_energy = token_energy * importance_weights.square()
+    return token_energy.cumsum(-1)
