@@ -1,41 +1,75 @@
-"""What callers may hand in; errors say what was found, what was expected, what to do."""
+"""What callers may hand in; errors say what was found, what was expected, what to do.
+
+Nothing here waits for a GPU: values that live there are checked there.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
-def check_logits(logits: Tensor, name: str = "logits") -> None:
+
+IMPLS = ("auto", "reference", "torch", "triton")
+
+
+def check_impl(impl: str, device: torch.device, group: ProcessGroup | None) -> None:
+    if impl not in IMPLS:
+        raise ValueError(f"impl must be one of {', '.join(IMPLS)}; found {impl!r}")
+    if impl == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(f'impl="triton" needs tensors on a GPU, found {device}; use impl="auto"')
+    if impl == "reference" and group is not None:
+        raise ValueError('impl="reference" needs the whole vocabulary on one rank; use impl="torch"')
+
+
+def check_logits(logits: Tensor) -> None:
     if not logits.is_floating_point():
-        raise ValueError(f"{name} must be bfloat16, float16, float32 or float64, found {logits.dtype}")
+        raise ValueError(f"logits must be bfloat16, float16, float32 or float64, found {logits.dtype}")
     if logits.ndim == 0 or logits.shape[-1] == 0:
-        raise ValueError(f"{name} must end in the vocabulary's dimension, found shape {tuple(logits.shape)}")
+        raise ValueError(f"logits must end in the vocabulary's dimension, found shape {tuple(logits.shape)}")
+
+
+def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    for name, tensor in (("hidden", hidden), ("weight", weight)):
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be bfloat16, float16, float32 or float64, found {tensor.dtype}")
+    if weight.ndim != 2 or len(weight) == 0 or hidden.ndim == 0 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError("hidden must be (..., d) and weight (V, d), the head's own layout; "
+                         f"found {tuple(hidden.shape)} and {tuple(weight.shape)}")  # fmt: skip
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be (V,) = ({len(weight)},), found {tuple(bias.shape)}")
 
 
 def check_labels(labels: Tensor, shape: torch.Size, vocabulary: int) -> Tensor:
-    """Labels as int64, flat. On a GPU the gather itself checks the range: looking here would wait for it."""
+    """Labels as int64, (tokens,). One out of range: ValueError on a CPU, a device-side assertion elsewhere."""
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, found {labels.dtype}")
     if labels.shape != shape:
-        raise ValueError(f"labels must have the logits' shape without the vocabulary, {tuple(shape)}, "
-                         f"found {tuple(labels.shape)}")
+        raise ValueError(f"labels must have shape {tuple(shape)}, one a token, found {tuple(labels.shape)}")
     flat = labels.reshape(-1).long()
-    if flat.device.type == "cpu":
-        outside = (flat < 0) | (flat >= vocabulary)
-        if outside.any():
-            count, first = int(outside.sum()), int(outside.nonzero()[0])
-            found = int(flat[first])
-            raise ValueError(f"labels must be in [0, {vocabulary}), found {found} at token {first} "
-                             f"and {count} such in all; give masked tokens any label in range")
+    outside = (flat < 0) | (flat >= vocabulary)
+    if flat.device.type != "cpu":
+        torch._assert_async(~outside.any(), f"verl_otb: labels must be in [0, {vocabulary})")
+    elif outside.any():
+        first = int(outside.nonzero()[0])
+        raise ValueError(
+            f"labels must be in [0, {vocabulary}), found {int(flat[first])} at token {first}, one of "
+            f"{int(outside.sum())} such; give tokens that do not count any label in range"
+        )
     return flat
 
 
-def check_temperature(temperature: float | Tensor, shape: torch.Size, device: torch.device) -> Tensor | None:
-    """(tokens,) float32, or None where every temperature is 1. On a GPU a bad one makes its own row NaN."""
+def check_temperature(
+    temperature: float | Tensor, shape: torch.Size, device: torch.device
+) -> Tensor | None:
+    """(tokens,) float32, or None where every temperature is 1. On a GPU a bad one makes its own token NaN."""
     if not isinstance(temperature, Tensor):
         if not (math.isfinite(temperature) and temperature > 0):
             raise ValueError(f"temperature must be finite and above 0, found {temperature}")
@@ -43,8 +77,8 @@ def check_temperature(temperature: float | Tensor, shape: torch.Size, device: to
             return None
         return torch.full((math.prod(shape),), float(temperature), dtype=torch.float32, device=device)
     if temperature.ndim and temperature.shape != shape:
-        raise ValueError(f"temperature must be a number or one value per token, {tuple(shape)}, "
-                         f"found {tuple(temperature.shape)}")
+        raise ValueError(f"temperature must be a number or one value a token, {tuple(shape)}, "
+                         f"found {tuple(temperature.shape)}")  # fmt: skip
     flat = temperature.to(device=device, dtype=torch.float32).expand(shape).reshape(-1)
     good = flat.isfinite() & (flat > 0)
     if device.type == "cpu" and not good.all():
@@ -55,7 +89,7 @@ def check_temperature(temperature: float | Tensor, shape: torch.Size, device: to
 
 
 def as_rows(logits: Tensor) -> Iterator[Tensor]:
-    """The logits as (tokens, V) views, one where strides allow it: reshape would copy the whole."""
+    """The logits as (tokens, V) views, one where the strides allow it: reshape would copy the whole."""
     if logits.ndim == 1:
         yield logits.unsqueeze(0)
     elif logits.ndim == 2:

@@ -1,62 +1,163 @@
-"""The public functions: they check, choose an implementation, and finish what it sums."""
+"""The public functions: check, choose an implementation, finish what it sums."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from . import reference, streamed
-from .checks import as_rows, check_logits, check_temperature
-from .partials import Partials, join, sum_pi_squared_of, wide
+from .checks import as_rows, check_head, check_impl, check_labels, check_logits, check_temperature
+from .linear import joined_partials as linear_joined_partials
+from .linear import scaled_logits
+from .partials import Partials, TokenStatistics, join, statistics_of, sum_pi_squared_of
+from .vocab_parallel import join_over, place
 
-IMPLS = ("auto", "reference", "torch")
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+PartialsFunction = Callable[[Tensor, Tensor | None, int, Tensor | None], Tensor]
 
 
-def chosen(logits: Tensor, impl: str = "auto") -> str:
-    """The implementation that `impl` means for these logits: "reference" or "torch"."""
-    if impl not in IMPLS:
-        raise ValueError(f"impl must be one of {', '.join(IMPLS)}, found {impl!r}")
-    return "torch" if impl == "auto" else impl
+def chosen(tensor: Tensor, impl: str = "auto", process_group: ProcessGroup | None = None) -> str:
+    """What `impl` means for these logits (or hidden states): "reference", "torch" or "triton".
+
+    "auto" is Triton on a GPU where Triton is installed, torch elsewhere.
+    """
+    check_impl(impl, tensor.device, process_group)
+    if impl == "auto":
+        return "triton" if tensor.device.type == "cuda" and find_spec("triton") else "torch"
+    return impl
 
 
-def joined_partials(logits: Tensor, temperature: Tensor | None, impl: str) -> Partials:
-    """Sums over the whole vocabulary, (tokens,), in wide arithmetic."""
+def partials_function(impl: str) -> PartialsFunction:
+    if impl == "torch":
+        return streamed.partials
+    from .triton_kernels import partials  # late: Triton is not imported before it is wanted
+
+    return partials
+
+
+def joined_partials(
+    logits: Tensor, labels: Tensor | None, first: int, temperature: Tensor | None, impl: str
+) -> Partials:
+    """Sums over these columns of the vocabulary, which start at `first`."""
+    partials = partials_function(impl)
     found = []
     done = 0
     for rows in as_rows(logits):
-        here = None if temperature is None else temperature[done : done + len(rows)]
-        pieces = streamed.partials(rows, here)
-        if here is not None:
-            pieces = pieces._replace(max=pieces.max.to(wide(rows.device)) / here.unsqueeze(-1))
-        found.append(join(pieces))
-        done += len(rows)
-    if not found:
-        return Partials(*logits.new_empty((4, 0), dtype=wide(logits.device)).unbind())
+        here = slice(done, done := done + len(rows))
+        t = None if temperature is None else temperature[here]
+        found.append(join(partials(rows, None if labels is None else labels[here], first, t), t))
     return found[0] if len(found) == 1 else Partials(*(torch.cat(sums) for sums in zip(*found, strict=True)))
 
 
 @torch.no_grad()
-def sum_pi_squared(logits: Tensor, *, temperature: float | Tensor = 1.0, impl: str = "auto") -> Tensor:
-    """Σ_v π_v² of each token's distribution π = softmax(logits / temperature): the collision probability.
-
-    Σ π² = Σ e^{2(z−m)} / (Σ e^{z−m})², m = max z; token energy 1 − 2π + Σπ² of arXiv 2602.07078 needs it.
-
-    Args:
-        logits: (..., V), bfloat16, float16, float32 or float64, of any strides. Never changed. −inf entries
-            have π = 0. A row of only −inf, or with NaN or +inf, gives NaN for that token alone.
-        temperature: a number, or one value per token of shape (...); applied in float32.
-        impl: "auto", "reference" (plain, whole tensors, float64 if the logits are), or "torch" (streamed in
-            chunks: at most 64 MiB of extra memory, float32 arithmetic whatever the dtype).
-
-    Returns:
-        float32 (float64 from the reference on float64 logits), shape (...), in [1/V, 1]. Carries no gradient.
-
-    Raises:
-        ValueError: not floating point, no vocabulary, an unknown impl, a temperature that is not above 0.
-    """
+def sum_pi_squared(
+    logits: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    impl: str = "auto",
+    process_group: ProcessGroup | None = None,
+) -> Tensor:
+    """Σ_v π_v² of each token's π = softmax(logits / temperature): `token_statistics` without labels."""
     check_logits(logits)
     shape = logits.shape[:-1]
-    flat = check_temperature(temperature, shape, logits.device)
-    if chosen(logits, impl) == "reference":
-        return reference.sum_pi_squared(logits, logits.new_ones(shape) if flat is None else flat.view(shape))
-    return sum_pi_squared_of(joined_partials(logits, flat, impl)).view(shape)
+    scale = check_temperature(temperature, shape, logits.device)
+    impl = chosen(logits, impl, process_group)
+    if impl == "reference":
+        return reference.sum_pi_squared(logits, None if scale is None else scale.view(shape))
+    joined = joined_partials(logits, None, 0, scale, impl)
+    if process_group is not None:
+        joined = join_over(process_group, joined)
+    return sum_pi_squared_of(joined).view(shape)
+
+
+@torch.no_grad()
+def token_statistics(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    impl: str = "auto",
+    process_group: ProcessGroup | None = None,
+) -> TokenStatistics:
+    """log π of the labels, entropy and Σπ² of each token's π = softmax(logits / temperature), in one read.
+
+    With m = max z, a = Σ e^{z−m}, b = Σ e^{2(z−m)}, c = Σ (z−m) e^{z−m}: log π_v = z_v − m − log a,
+    entropy = log a − c/a, Σπ² = b/a². The token energy of arXiv 2602.07078 is 1 − 2π + Σπ².
+
+    Args:
+        logits: (..., V), bfloat16, float16, float32 or float64, of any strides; never changed. −inf entries have
+            π = 0. A token with only −inf, or with NaN or +inf, is NaN in all three; other tokens are not touched.
+        labels: (...), integers in [0, V).
+        temperature: a number, or one value a token of shape (...); applied in float32.
+        impl: "auto" (see `chosen`); "reference": plain, on whole tensors, in float64 if the logits are; "torch":
+            streamed in chunks, at most 64 MiB of extra memory; "triton". The last two sum in float32.
+        process_group: the ranks over which the vocabulary is split evenly, in rank order. `logits` are then this
+            rank's columns, `labels` count in the whole vocabulary, and every rank gets the whole's statistics.
+
+    Returns:
+        Three float32 tensors of shape (...) (float64 from the reference on float64 logits), without gradient.
+
+    Raises:
+        ValueError: a wrong dtype or shape, an unknown impl, a temperature not above 0, a label out of range.
+            Nothing waits for a GPU: there a label out of range is a device-side assertion, and a bad temperature
+            in a tensor makes its token NaN.
+    """
+    check_logits(logits)
+    shape, columns = logits.shape[:-1], logits.shape[-1]
+    rank, ranks = place(process_group)
+    scale = check_temperature(temperature, shape, logits.device)
+    flat = check_labels(labels, shape, columns * ranks)
+    impl = chosen(logits, impl, process_group)
+    if impl == "reference":
+        return reference.token_statistics(
+            logits, flat.view(shape), None if scale is None else scale.view(shape)
+        )
+    joined = joined_partials(logits, flat, rank * columns, scale, impl)
+    if process_group is not None:
+        joined = join_over(process_group, joined)
+    return TokenStatistics(*(statistic.view(shape) for statistic in statistics_of(joined)))
+
+
+@torch.no_grad()
+def linear_token_statistics(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    impl: str = "auto",
+) -> TokenStatistics:
+    """`token_statistics` of the logits hidden · weightᵀ + bias, which never exist as a whole.
+
+    A chunk of logits is made by the same product as the head's, rounded to hidden's dtype, and divided by the
+    temperature in that dtype: the numbers of a model that makes its logits and scales them. (verl's fused kernels
+    round so too, and log-probs must agree with the training forward.)
+
+    Args:
+        hidden: (..., d), floating point; weight: (V, d); bias: (V,) or None; of one dtype, or under autocast.
+        labels: (...), integers in [0, V).
+        temperature: a number, or one value a token of shape (...).
+        impl: as for `token_statistics`; all but the reference take at most 128 MiB of extra memory.
+
+    Returns, Raises: as `token_statistics`.
+    """
+    check_head(hidden, weight, bias)
+    shape = hidden.shape[:-1]
+    scale = check_temperature(temperature, shape, hidden.device)
+    flat = check_labels(labels, shape, len(weight))
+    impl = chosen(hidden, impl)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    divisor = scale if scale is not None and isinstance(temperature, Tensor) else float(temperature)
+    if impl == "reference":
+        logits = scaled_logits(rows, weight, bias, divisor)
+        found = reference.token_statistics(logits, flat, None)
+        return TokenStatistics(*(statistic.view(shape) for statistic in found))
+    joined = linear_joined_partials(rows, weight, bias, flat, divisor, partials_function(impl))
+    return TokenStatistics(*(statistic.view(shape) for statistic in statistics_of(joined)))

@@ -1,6 +1,6 @@
 """Partial sums of a softmax over a piece of the vocabulary, and the statistics that follow from them.
 
-Every implementation (streamed torch, compiled, Triton, vocabulary split over ranks) ends here. With z the
+Every implementation (streamed torch, Triton, hidden × head, vocabulary split over ranks) ends here. With z the
 logits of one token, divided by the temperature, and m the largest of a piece:
 
     a = Σ e^{z−m}        b = Σ e^{2(z−m)}        c = Σ (z−m) e^{z−m}
@@ -8,6 +8,10 @@ logits of one token, divided by the temperature, and m the largest of a piece:
 Pieces with different m join by rescaling, and over the whole vocabulary
 
     log π_v = (z_v − m) − log a        Σ π² = b / a²        entropy = −Σ π log π = log a − c / a
+
+Kernels hand over one float32 tensor (5, tokens, pieces), its planes in the order of `Partials`. There m and the
+label's logit are as read, undivided by the temperature. A piece of only −inf has m = −inf and sums 0; one with NaN
+or +inf has NaN sums.
 """
 
 from __future__ import annotations
@@ -27,51 +31,53 @@ class TokenStatistics(NamedTuple):
 
 
 class Partials(NamedTuple):
-    """Sums over pieces of the vocabulary: float tensors, (tokens, pieces), or (tokens,) once joined."""
+    """Sums over (a part of) the vocabulary: (tokens,) each, in wide arithmetic."""
 
-    max: Tensor  #: m, the largest scaled logit of the piece
+    max: Tensor  #: m
     sum_exp: Tensor  #: a
     sum_exp_squared: Tensor  #: b
     sum_centred: Tensor  #: c
+    label_logit: Tensor  #: z of the label; 0 where the label lies in another part
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """The dtype of arithmetic on one number a token: rounding log a alone to float32 costs up to 5e-7."""
+    """The dtype for arithmetic on one number a token: log a rounded to float32 may be off by 5e-7 already."""
     return torch.float32 if device.type in ("mps", "npu") else torch.float64
 
 
 def rescale(partials: Partials, to_max: Tensor) -> Partials:
-    """The same sums, with `to_max` (at least as large) in place of each piece's own maximum.
-
-    Where both are −inf, or either is +inf or NaN, the sums become NaN: there is no such distribution.
-    """
-    dtype = wide(to_max.device)
-    to_max = to_max.to(dtype)
-    # A piece of only −inf has shift −inf: bounded, so that 0 · −inf makes no NaN of its neighbours' sums.
-    shift = (partials.max.to(dtype) - to_max).clamp_(min=-80.0)
+    """The same sums with `to_max`, at least as large, in place of each part's own maximum."""
+    # A part of only −inf has shift −inf: bounded, because −inf · 0 would make NaN of its neighbours' sums.
+    shift = (partials.max - to_max).clamp_(min=-80.0)
     weight = shift.exp()
     a = partials.sum_exp * weight
     b = partials.sum_exp_squared * weight.square()
     c = partials.sum_centred * weight + shift * a
-    return Partials(to_max.expand_as(a), a, b, c)
+    return Partials(to_max, a, b, c, partials.label_logit)
 
 
-def join(partials: Partials) -> Partials:
-    """(tokens, pieces) → (tokens,)."""
-    to_max = partials.max.amax(-1, keepdim=True)
-    scaled = rescale(partials, to_max)
-    return Partials(to_max.squeeze(-1), *(sums.sum(-1) for sums in scaled[1:]))
+def join(planes: Tensor, temperature: Tensor | None = None) -> Partials:
+    """(5, tokens, pieces) as kernels hand them over → the sums over all pieces."""
+    pieces = Partials(*planes.to(wide(planes.device)).unbind())
+    if temperature is not None:
+        scaled = (pieces.max / temperature[:, None], pieces.label_logit / temperature[:, None])
+        pieces = pieces._replace(max=scaled[0], label_logit=scaled[1])
+    if planes.shape[-1] == 1:
+        return Partials(*(plane.squeeze(-1) for plane in pieces))
+    to_max = pieces.max.amax(-1, keepdim=True)
+    _, *sums = rescale(pieces, to_max)
+    return Partials(to_max.squeeze(-1), *(plane.sum(-1) for plane in sums))
 
 
 def sum_pi_squared_of(joined: Partials) -> Tensor:
     return (joined.sum_exp_squared / joined.sum_exp.square()).float()
 
 
-def statistics_of(joined: Partials, label_logits: Tensor) -> TokenStatistics:
-    """From sums over the whole vocabulary, and each label's scaled logit, to the three statistics."""
+def statistics_of(joined: Partials) -> TokenStatistics:
+    """From sums over the whole vocabulary to the three statistics."""
     log_sum = joined.sum_exp.log()
     return TokenStatistics(
-        log_probs=((label_logits - joined.max) - log_sum).float(),
+        log_probs=((joined.label_logit - joined.max) - log_sum).float(),
         entropy=(log_sum - joined.sum_centred / joined.sum_exp).float(),
         sum_pi_squared=sum_pi_squared_of(joined),
     )

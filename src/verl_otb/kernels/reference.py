@@ -11,21 +11,23 @@ from torch import Tensor
 from .partials import TokenStatistics
 
 
-def log_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
+def log_softmax(logits: Tensor, temperature: Tensor | None) -> Tensor:
     precise = logits if logits.dtype == torch.float64 else logits.float()
-    scaled = precise / temperature.to(precise.dtype).unsqueeze(-1)
-    return scaled - scaled.logsumexp(-1, keepdim=True)
+    if temperature is not None:
+        precise = precise / temperature.to(precise.dtype).unsqueeze(-1)
+    # A row with +inf is no distribution; of its finite entries torch would say log π = −inf.
+    return precise.log_softmax(-1) + 0 * precise.amax(-1, keepdim=True)
 
 
-def sum_pi_squared(logits: Tensor, temperature: Tensor) -> Tensor:
+def sum_pi_squared(logits: Tensor, temperature: Tensor | None) -> Tensor:
     return (2 * log_softmax(logits, temperature)).exp().sum(-1)
 
 
-def token_statistics(logits: Tensor, labels: Tensor, temperature: Tensor) -> TokenStatistics:
+def token_statistics(logits: Tensor, labels: Tensor, temperature: Tensor | None) -> TokenStatistics:
     log_pi = log_softmax(logits, temperature)
     pi = log_pi.exp()
     # A masked vocabulary entry has π = 0 and log π = −inf; its share of the entropy is the limit, 0.
-    surprise = torch.where(log_pi == -torch.inf, torch.zeros_like(pi), pi * log_pi)
+    surprise = torch.where(log_pi == -torch.inf, 0.0, pi * log_pi)
     return TokenStatistics(
         log_probs=log_pi.gather(-1, labels.unsqueeze(-1)).squeeze(-1),
         entropy=-surprise.sum(-1),
