@@ -1,11 +1,16 @@
-"""Fixtures of the end-to-end tests."""
+"""Fixtures of the tests that run verl, in this process or as a whole."""
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import verl_run
+
+# verl takes its platform from here when it is first imported, by whichever test.
+os.environ.setdefault("VERL_PLATFORM", "cpu")
+
+import verl_run  # noqa: E402
 
 
 @pytest.fixture(scope="session")

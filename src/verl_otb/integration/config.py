@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from omegaconf import DictConfig
+
 from verl_otb.errors import ConfigError
 from verl_otb.integration.patching import require_hooks
 
@@ -47,6 +49,8 @@ def options(algorithm: Mapping[str, Any] | None) -> Options:
         ConfigError: for a key or a value that is not one of `Options`.
     """
     section = (algorithm.get("otb", None) if algorithm else None) or {}
+    if not isinstance(section, Mapping | DictConfig):
+        raise ConfigError(f"algorithm.otb is to be a section of keys, found {section!r}.")
     known = {field.name for field in fields(Options)}
     unknown = sorted(set(section) - known)
     if unknown:

@@ -21,13 +21,14 @@ def prepare_model_outputs(
     original: Any, self: Any, output: Any, output_args: dict[str, Any], micro_batch: Any, *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
     """Hook `engine.sum_pi_squared`: verl's outputs, and where the trainer asked for it Σπ² beside them."""
+    if not tu.get_non_tensor_data(data=micro_batch, key=ASK, default=False):
+        return original(self, output, output_args, micro_batch, *args, **kwargs)
+    if tu.get_non_tensor_data(data=micro_batch, key="use_fused_kernels", default=False):
+        raise ConfigError(
+            "fused kernels make no logits to take Σπ² from. Set actor_rollout_ref.model.use_fused_kernels=False"
+        )
     model_output = original(self, output, output_args, micro_batch, *args, **kwargs)
-    if tu.get_non_tensor_data(data=micro_batch, key=ASK, default=False):
-        if tu.get_non_tensor_data(data=micro_batch, key="use_fused_kernels", default=False):
-            raise ConfigError(
-                "fused kernels make no logits to take Σπ² from. Set actor_rollout_ref.model.use_fused_kernels=False"
-            )
-        model_output[FIELD] = _sum_pi_squared(self, output.logits, output_args, micro_batch)
+    model_output[FIELD] = _sum_pi_squared(self, output.logits, output_args, micro_batch)
     return model_output
 
 

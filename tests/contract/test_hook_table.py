@@ -1,0 +1,103 @@
+"""Each hook's target, its existence and its parameters, in the oldest and the latest verl we support.
+
+Read by syntax tree, so that it says what a wheel holds without importing it.
+"""
+
+import ast
+import inspect
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from verl_otb.integration import patching
+from verl_otb.integration.hooks import HOOKS, SUPPORTED
+
+OLDEST = Path(sys.prefix) / "verl-0.9.0"  # `make env` puts it there
+INSTALLED = Path(metadata.distribution("verl").locate_file(""))
+WHEELS = [pytest.param(OLDEST, id="0.9.0"), pytest.param(INSTALLED, id=metadata.version("verl"))]
+hooks = pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.id)
+
+
+def tree(root: Path, module: str) -> ast.Module:
+    return ast.parse((root / (module.replace(".", "/") + ".py")).read_text())
+
+
+def find(root: Path, hook) -> ast.FunctionDef:
+    scope = tree(root, hook.module)
+    first, *rest = hook.qualname.split(".")
+    for node in scope.body:  # a global that the module imports: read it where it is defined
+        if isinstance(node, ast.ImportFrom) and first in {alias.name for alias in node.names}:
+            scope = tree(root, node.module)
+    for part in (first, *rest):
+        scope = next(node for node in scope.body if getattr(node, "name", None) == part)
+    return scope
+
+
+@hooks
+@pytest.mark.parametrize("root", WHEELS)
+def test_target_is_there_with_its_parameters(root, hook):
+    parameters = tuple(argument.arg for argument in find(root, hook).args.args)
+    assert parameters[: len(hook.expects)] == hook.expects
+
+
+@hooks
+def test_our_handler_takes_them(hook):
+    __import__("verl.trainer.ppo.v1.trainer_base")
+    module, _, name = hook.handler.partition(":")
+    parameters = inspect.signature(getattr(__import__(module, fromlist=["_"]), name)).parameters
+    if hook.kind == "register":
+        assert not parameters
+        return
+    ours = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    assert ours[0] == "original"
+    named = [name for name in ours[1:] if parameters[name].kind is not inspect.Parameter.VAR_POSITIONAL]
+    assert tuple(named) == hook.expects[: len(named)]
+    assert {"args", "kwargs"} <= set(parameters)
+
+
+@pytest.mark.parametrize("root", WHEELS)
+def test_consumers_use_the_globals_we_replace(root):
+    """`compute_advantage_for_multi_trajectories` must be called as a global of trainer_base, in _compute_advantage."""
+    trainer = next(
+        node
+        for node in tree(root, "verl.trainer.ppo.v1.trainer_base").body
+        if getattr(node, "name", "") == "PPOTrainer"
+    )
+    method = next(node for node in trainer.body if getattr(node, "name", "") == "_compute_advantage")
+    calls = [node for node in ast.walk(method) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    call = next(node for node in calls if node.func.id == "compute_advantage_for_multi_trajectories")
+    assert {"batch_keys", "adv_estimator"} <= {keyword.arg for keyword in call.keywords}
+
+
+@pytest.mark.parametrize("root", WHEELS)
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_every_v1_trainer_goes_through_the_hooked_methods(root, mode):
+    """A trainer may override _compute_old_log_prob if it calls the base's, and nothing else that we hook."""
+    hooked = {hook.qualname.split(".")[1] for hook in HOOKS if hook.qualname.startswith("PPOTrainer.")}
+    for node in ast.walk(tree(root, f"verl.trainer.ppo.v1.trainer_{mode}")):
+        if isinstance(node, ast.FunctionDef) and node.name in hooked:
+            assert node.name == "_compute_old_log_prob"
+            assert "super()._compute_old_log_prob(batch, metrics)" in ast.unparse(node)
+
+
+@pytest.mark.parametrize("root", WHEELS)
+def test_engine_has_what_our_packing_uses(root):
+    source = (root / "verl/workers/engine/fsdp/transformer_impl.py").read_text()
+    for name in ("def _gather_and_unpad_packed(self, tensor", '"temperature_rmpad"', '"temperature"', '"pad_size"'):
+        assert name in source
+    assert 'key="use_remove_padding", default=True' in source
+
+
+def test_supported_range_holds_both_wheels():
+    assert all(version in SpecifierSet(SUPPORTED) for version in ("0.9.0", "0.9.1"))
+    assert "0.10.0" not in SpecifierSet(SUPPORTED)
+
+
+def test_all_hooks_go_into_the_installed_verl():
+    for hook in HOOKS:
+        __import__(hook.module)
+    patching.install()
+    assert set(patching.status().values()) == {"in"}
