@@ -86,6 +86,14 @@ def keep_linear_weights(_dispatch: Callable[..., None]) -> Callable[..., None]:
     return dispatch_cpu_unquantized_gemm
 
 
+def poll_often(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def init_polling_often(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **{"poll_interval": 0.1, **kwargs})
+
+    return init_polling_often
+
+
 REPAIRS = (
     Repair(
         "importlib.metadata",
@@ -125,6 +133,18 @@ REPAIRS = (
     ),
     Repair(
         "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",
+        "BucketedWeightSender.__init__",
+        weight_sync.use_own_address,
+        "two runs on one machine have the same Ray job id, so the same address for their weights",
+    ),
+    Repair(
+        "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",
+        "BucketedWeightReceiver.__init__",
+        weight_sync.use_own_address,
+        "as for the sender",
+    ),
+    Repair(
+        "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",
         "BucketedWeightReceiver.receive_weights",
         weight_sync.raise_the_cause,
         "the cause of a failed load is masked by 'cannot close exported pointers exist'",
@@ -140,6 +160,12 @@ REPAIRS = (
         "ServerAdapter._execute_method",
         weight_sync.remember_the_receiver,
         "the sender does not know the call that receives",
+    ),
+    Repair(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer.__init__",
+        poll_often,
+        "verl looks for finished answers every 2 s, and configures it nowhere; a step here may take 0.3 s",
     ),
     Repair(
         "verl.utils.config",

@@ -6,6 +6,7 @@ of the Ray call only afterwards. Here the sender looks at it while it waits.
 """
 
 import functools
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
@@ -15,6 +16,25 @@ import zmq
 POLL_MILLISECONDS = 1000
 # The calls that receive now, by the address that the sender of each uses.
 _receivers: dict[str, Future[Any]] = {}
+
+
+def address_of_this_run(address: str) -> str:
+    """`address` with the process id of this run's raylet, which all its processes inherit in their environment.
+
+    verl tells runs apart by Ray's job id. That is 1 in every Ray that a run starts for itself, so two runs on one
+    machine would load each other's weights.
+    """
+    return address.replace("zmq-", f"zmq-{os.environ.get('RAY_RAYLET_PID', '')}-", 1)
+
+
+def use_own_address(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the constructors of `BucketedWeightSender` (in the actor) and `BucketedWeightReceiver` (in vLLM)."""
+
+    @functools.wraps(init)
+    def init_with_own_address(self: Any, zmq_handle: str, *args: Any, **kwargs: Any) -> None:
+        init(self, address_of_this_run(zmq_handle), *args, **kwargs)
+
+    return init_with_own_address
 
 
 def raise_the_cause(receive_weights: Callable[..., None]) -> Callable[..., None]:
@@ -44,9 +64,8 @@ def remember_the_receiver(execute_method: Callable[..., Awaitable[Any]]) -> Call
     @functools.wraps(execute_method)
     async def execute(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         result = await execute_method(self, method, *args, **kwargs)
-        _receivers.pop(self.zmq_handle, None)
         if method == "update_weights_from_ipc" and result is not None:
-            _receivers[self.zmq_handle] = result.future()
+            _receivers[address_of_this_run(self.zmq_handle)] = result.future()
         return result
 
     return execute
