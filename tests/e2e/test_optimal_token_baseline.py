@@ -10,6 +10,7 @@ from verl_otb import optimal_token_advantages
 
 pytestmark = pytest.mark.e2e
 SUPPORT = str(REPOSITORY / "tests" / "support")
+DENSE_REWARD = f"reward.custom_reward_function.path={SUPPORT}/dense_reward.py"
 # The cpu platform's entry point stays; OTB's is switched off.
 NO_ENTRY_POINT = {"VERL_USE_EXTERNAL_PLUGINS": "otb_cpu"}
 ACTIVE = "OTB is active: estimator"
@@ -39,6 +40,7 @@ def trained(request, tiny_task, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
     run = verl_run.run_verl(
         f"algorithm.adv_estimator={request.param}",
+        DENSE_REWARD,
         "trainer.save_freq=1",
         f"trainer.default_local_dir={directory}/checkpoints",
         "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
@@ -108,7 +110,9 @@ LOADING = {
 def test_loading(run_verl, tmp_path, way):
     """The entry point is shown by `trained`; here the other two ways, with it switched off, and all three at once."""
     overrides, env, modules = LOADING[way]
-    run = run_verl(*overrides, "trainer.total_training_steps=1", env={**probed(tmp_path, *modules), **env})
+    run = run_verl(
+        *overrides, DENSE_REWARD, "trainer.total_training_steps=1", env={**probed(tmp_path, *modules), **env}
+    )
     assert run.log.count(ACTIVE) == 1
     fields = probe(tmp_path, 1)["fields"]
     advantages, _ = optimal_token_advantages(
@@ -119,7 +123,9 @@ def test_loading(run_verl, tmp_path, way):
 
 
 def test_colocate_async(run_verl, tmp_path):
-    run = run_verl("trainer.v1.trainer_mode=colocate_async", "trainer.total_training_steps=2", env=probed(tmp_path))
+    run = run_verl(
+        "trainer.v1.trainer_mode=colocate_async", DENSE_REWARD, "trainer.total_training_steps=2", env=probed(tmp_path)
+    )
     assert len(run.metrics) == 2
     for step in (1, 2):
         fields = probe(tmp_path, step)["fields"]

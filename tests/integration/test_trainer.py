@@ -1,0 +1,190 @@
+"""The trainer hooks on verl's real V1 methods, a real TransferQueue and a real actor."""
+
+import pytest
+import torch
+from real_trainer import padded, put_batch, v1_trainer
+from real_worker import tiny_config, training_worker
+from transformers import AutoModelForCausalLM
+
+from verl_otb import optimal_token_advantages
+from verl_otb.errors import ConfigError
+from verl_otb.integration import patching
+from verl_otb.integration.engine import ASK
+from verl_otb.integration.hooks import HOOKS
+from verl_otb.integration.trainer import without_masked_penalty
+
+
+@pytest.fixture(scope="module")
+def worker(tiny_task):
+    return training_worker(tiny_task.model)
+
+
+@pytest.fixture
+def trainer(worker, tiny_task):
+    def make(*overrides, worker=worker):
+        return v1_trainer(tiny_config(tiny_task.model, *overrides), worker)
+
+    return make
+
+
+def expected(fields, rewards, align="position"):
+    return optimal_token_advantages(
+        rewards,
+        *(padded(fields[name]) for name in ("response_mask", "old_log_probs", "sum_pi_squared")),
+        fields["uid"],
+        rollout_is_weights=padded(fields["rollout_is_weights"]) if "rollout_is_weights" in fields else None,
+        align=align,
+    )[0]
+
+
+def test_sum_pi_squared_is_taken_home(trainer, transfer_queue, tiny_task):
+    batch = put_batch(transfer_queue)
+    result = trainer()._compute_old_log_prob(batch.meta, metrics={})
+    assert ASK not in batch.meta.extra_info
+    assert ASK not in (result.extra_info or {})
+    fields = batch.fields("sum_pi_squared", "input_ids", "responses", "old_log_probs")
+    model = AutoModelForCausalLM.from_pretrained(tiny_task.model, dtype=torch.float64, attn_implementation="eager")
+    for tokens, response, found, log_probs in zip(
+        *(fields[name] for name in ("input_ids", "responses", "sum_pi_squared", "old_log_probs")), strict=True
+    ):
+        log_pi = model(tokens[None]).logits[0, -len(response) - 1 : -1].log_softmax(-1)
+        torch.testing.assert_close(found.double(), log_pi.exp().square().sum(-1), atol=1e-5, rtol=0)
+        true = log_pi.gather(-1, response[:, None]).squeeze(-1)
+        torch.testing.assert_close(log_probs.double(), true, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("estimator", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_advantages(trainer, transfer_queue, estimator):
+    v1 = trainer(f"algorithm.adv_estimator={estimator}")
+    batch, metrics = put_batch(transfer_queue), {}
+    v1._compute_advantage(v1._compute_old_log_prob(batch.meta, metrics={}), metrics)
+    fields = batch.fields()
+    advantages = expected(fields, padded(fields["rm_scores"]), "token" if "tir" in estimator else "position")
+    torch.testing.assert_close(padded(fields["advantages"]), advantages, atol=1e-6, rtol=0)
+    live = padded(fields["response_mask"]) != 0
+    baseline = (padded(fields["returns"]) - advantages)[live].mean().item()
+    assert metrics["otb/baseline/mean"] == pytest.approx(baseline, abs=1e-6)
+    assert metrics["otb/realized_energy/mean"] > 0
+
+
+def test_the_first_step_says_so_once(trainer, transfer_queue, caplog):
+    v1 = trainer()
+    with caplog.at_level("INFO", "verl_otb"):
+        for _ in range(2):
+            v1._compute_advantage(v1._compute_old_log_prob(put_batch(transfer_queue).meta, metrics={}), {})
+    assert caplog.text.count("OTB is active: estimator optimal_token_baseline") == 1
+
+
+def test_lora_reference_pass_leaves_sum_pi_squared_alone(trainer, transfer_queue, tiny_task):
+    """With LoRA verl's reference pass runs the same actor without its adapter."""
+    worker = training_worker(tiny_task.model, "actor_rollout_ref.model.lora_rank=4")
+    with torch.no_grad():
+        for name, parameter in worker.engine.module.named_parameters():
+            if "lora_B" in name:  # starts at 0, where the adapter changes nothing
+                torch.nn.init.normal_(parameter.to_local(), std=0.5, generator=torch.Generator().manual_seed(0))
+    v1, batch = trainer(worker=worker), put_batch(transfer_queue)
+    meta = v1._compute_old_log_prob(batch.meta, metrics={})
+    before = padded(batch.fields("sum_pi_squared")["sum_pi_squared"])
+    v1._compute_ref_log_prob(meta, metrics={})
+    fields = batch.fields()
+    assert (padded(fields["ref_log_prob"]) - padded(fields["old_log_probs"])).abs().max() > 1e-3
+    assert torch.equal(padded(fields["sum_pi_squared"]), before)
+    base = put_batch(transfer_queue)
+    trainer()._compute_old_log_prob(base.meta, metrics={})
+    assert (padded(base.fields("sum_pi_squared")["sum_pi_squared"]) - before).abs().max() > 1e-5
+
+
+def test_padding_rows_take_no_part(trainer, transfer_queue):
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+
+    v1, batch = trainer(), put_batch(transfer_queue)
+    for tag in batch.meta.tags:
+        tag.update(prompt_len=1, response_len=1, seq_len=2)
+    meta = upsample_batch_to_divisible_size(batch.meta, 4, eos_token_id=1)
+    assert len(meta) == 8
+    v1._compute_advantage(v1._compute_old_log_prob(meta, metrics={}), {})
+    alone = put_batch(transfer_queue)
+    v1._compute_advantage(v1._compute_old_log_prob(alone.meta, metrics={}), {})
+    for found, wanted in zip(
+        batch.fields("advantages")["advantages"], alone.fields("advantages")["advantages"], strict=True
+    ):
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
+    batch.keys = [key for key in meta.keys if key not in batch.keys]
+    assert len(batch.keys) == 2
+    assert not any(row.any() for row in batch.fields("advantages")["advantages"])
+
+
+def test_kl_in_the_reward_and_rejection(trainer, transfer_queue):
+    """The score of a token that rejection masked counts for the tokens before it, its KL penalty does not."""
+    v1 = trainer(
+        "algorithm.use_kl_in_reward=True",
+        "algorithm.kl_ctrl.kl_coef=0.5",
+        "algorithm.rollout_correction.rollout_is=token",
+        "algorithm.rollout_correction.rollout_rs=token_k1",
+        "algorithm.rollout_correction.rollout_rs_threshold=0.6_1.6",
+    )
+    batch = put_batch(transfer_queue)
+    meta = v1._compute_old_log_prob(batch.meta, metrics={})
+    mask_before = padded(batch.fields("response_mask")["response_mask"])
+    reference = [row - 0.3 * torch.rand(len(row)) for row in batch.fields("old_log_probs")["old_log_probs"]]
+    from real_worker import jagged
+    from tensordict import TensorDict
+
+    meta = transfer_queue.kv_batch_put(
+        keys=meta.keys,
+        partition_id="train",
+        fields=TensorDict({"ref_log_prob": jagged(reference)}, batch_size=len(reference)),
+    )
+    v1._compute_advantage(meta, {})
+    fields = batch.fields()
+    mask, scores = padded(fields["response_mask"]), padded(fields["rm_scores"])
+    penalty = 0.5 * (padded(fields["old_log_probs"]) - padded(fields["ref_log_prob"])) * mask_before
+    rejected = (mask == 0) & (mask_before != 0)
+    assert (rejected & (penalty != 0)).any()
+    # verl stores and logs the rewards as it made them, penalty and all
+    torch.testing.assert_close(padded(fields["token_level_rewards"]), scores - penalty)
+    advantages = expected(fields, scores - penalty * mask)
+    torch.testing.assert_close(padded(fields["advantages"]), advantages, atol=1e-6, rtol=0)
+    assert (expected(fields, scores - penalty) - advantages).abs().max() > 1e-4
+
+
+def test_without_masked_penalty():
+    scores, mask = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[1, 0, 0]])
+    rewards = scores - 0.25
+    assert without_masked_penalty(scores, scores, mask) is scores
+    assert without_masked_penalty(rewards, scores, mask).tolist() == [[-0.25, 0.0, 1.0]]
+
+
+def test_workers_without_the_plugin(trainer, transfer_queue):
+    engine = tuple(hook for hook in HOOKS if hook.id == "engine.sum_pi_squared")
+    patching.uninstall(engine)
+    try:
+        with pytest.raises(ConfigError, match=r"sent no Σπ².*not in the workers"):
+            trainer()._compute_old_log_prob(put_batch(transfer_queue).meta, metrics={})
+    finally:
+        patching.install(engine)
+
+
+def test_sessions_of_several_outputs_are_refused(trainer, transfer_queue):
+    v1 = trainer()
+    keys = ["s_0_0", "s_0_1", "s_1_0", "s_2_0", "s_3_0", "s_4_0"]
+    meta = v1._compute_old_log_prob(put_batch(transfer_queue, keys=keys).meta, metrics={})
+    with pytest.raises(ConfigError, match="6 outputs for 5 sessions"):
+        v1._compute_advantage(meta, {})
+
+
+def test_nan_from_a_diverged_model_is_named(trainer, transfer_queue):
+    v1, batch = trainer(), put_batch(transfer_queue)
+    meta = v1._compute_old_log_prob(batch.meta, metrics={})
+    rows = batch.fields("sum_pi_squared")["sum_pi_squared"]
+    rows[2][4] = float("nan")
+    from real_worker import jagged
+    from tensordict import TensorDict
+
+    transfer_queue.kv_batch_put(
+        keys=meta.keys,
+        partition_id="train",
+        fields=TensorDict({"sum_pi_squared": jagged(rows)}, batch_size=len(rows)),
+    )
+    with pytest.raises(ValueError, match=r"sum_pi_squared.*row 2.*column 4.*'?a"):
+        v1._compute_advantage(meta, {})
