@@ -154,3 +154,14 @@ HOOKS: tuple[Hook, ...] = (
         remove_when="verl computes Σπ² in float32, in chunks",
     ),
 )
+
+
+def as_markdown() -> str:
+    """The table as README.md shows it; a test holds the two together."""
+    lines = ["| hook | in verl | kind | why | can go when |", "|---|---|---|---|---|"]
+    lines += [f"| `{h.id}` | `{h.target}` | {h.kind} | {h.why} | {h.remove_when} |" for h in HOOKS]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(as_markdown())
