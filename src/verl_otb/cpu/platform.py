@@ -28,7 +28,8 @@ class CpuDeviceModule(types.ModuleType):
             return int(statm.read().split()[1]) * resource.getpagesize()
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        # The kernel brings its peak up to date now and then only.
+        return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self.memory_allocated())
 
     memory_reserved = memory_allocated
     max_memory_reserved = max_memory_allocated

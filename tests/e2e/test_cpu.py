@@ -1,0 +1,55 @@
+"""Whole runs of stock verl on the CPU platform, apart from the Optimal Token Baseline."""
+
+import pytest
+from verl_run import STEPS
+
+pytestmark = pytest.mark.e2e
+
+
+def test_critic_and_reference_policy(run_verl):
+    run = run_verl(
+        "algorithm.adv_estimator=gae",
+        "critic.enable=True",
+        "critic.strategy=fsdp2",
+        "critic.ppo_mini_batch_size=4",
+        "critic.use_dynamic_bsz=True",
+        "critic.model.path=${actor_rollout_ref.model.path}",
+        "critic.model.tokenizer_path=${actor_rollout_ref.model.path}",
+        "+critic.model.override_config.attn_implementation=sdpa",
+        "critic.model.enable_gradient_checkpointing=False",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "trainer.total_training_steps=2",
+    )
+    assert len(run.metrics) == 2
+    for line in run.metrics:
+        assert line["critic/vf_loss"] > 0
+        assert line["training/rollout_probs_diff_max"] < 1e-6
+    # The reference is the model that the first step started from.
+    assert run.metrics[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
+    assert run.metrics[1]["actor/kl_loss"] > 1e-6
+
+
+def test_two_ranks(run_verl):
+    run = run_verl("algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=2")
+    assert [line["step"] for line in run.metrics] == list(range(1, STEPS + 1))
+    assert all(line["training/rollout_probs_diff_max"] < 1e-6 for line in run.metrics)
+
+
+def test_a_failed_weight_sync_ends_the_run_with_its_cause(run_verl):
+    """vLLM is given half the width, so that the actor's weights do not fit."""
+    run = run_verl(
+        "algorithm.adv_estimator=grpo",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.hidden_size=32",
+        timeout=240,
+        expect_success=False,
+    )
+    assert run.returncode == 1
+    assert not run.metrics
+    assert "loading the weights into vLLM failed: RuntimeError('The size of tensor a (32)" in run.tail(5)
+
+
+def test_too_few_logical_cpus_end_the_run_before_ray_starts(run_verl):
+    run = run_verl("ray_kwargs.ray_init.num_cpus=2", timeout=60, expect_success=False)
+    assert run.returncode == 1
+    assert "ray_kwargs.ray_init.num_cpus=2 is too few: this run takes 6" in run.tail(5)
+    assert "Started a local Ray instance" not in run.log
