@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +10,8 @@ import torch
 from verl_otb.core.baseline import optimal_baseline
 from verl_otb.core.checks import Inputs, all_good, check_shapes, first_fault
 from verl_otb.core.energy import realized_energy, token_energy
-from verl_otb.core.groups import group_blocks, group_ids
+from verl_otb.core.groups import Block, group_blocks, group_ids
+from verl_otb.core.masking import zero_unless
 from verl_otb.core.returns import reward_to_go
 from verl_otb.errors import InputError
 
@@ -21,6 +21,7 @@ Align = Literal["position", "token"]
 # accelerator, to be worth its kernel launches.
 _BLOCK_TOKENS = {"cpu": 2**17}
 _BLOCK_TOKENS_ELSEWHERE = 2**20
+_SCRATCH_BYTES = 24 * 2**20
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def optimal_token_advantages(
     """Advantages and returns. Arguments and errors are those of `optimal_token_baseline`, which also gives
     what lies between; this takes less memory: no more than the two results and a block of scratch."""
     inputs = Inputs(token_level_rewards, response_mask, old_log_probs, sum_pi_squared, rollout_is_weights)
-    advantages, returns = _estimate(inputs, index, align, handle_zero_tail, results=2)
+    advantages, returns = _estimate(inputs, index, align, handle_zero_tail, fields=2)
     return advantages, returns
 
 
@@ -99,71 +100,74 @@ def optimal_token_baseline(
             log-prob, Σπ² or ρ that is not finite or out of its bounds (`checks.BOUNDS`).
     """
     inputs = Inputs(token_level_rewards, response_mask, old_log_probs, sum_pi_squared, rollout_is_weights)
-    return OptimalTokenBaseline(*_estimate(inputs, index, align, handle_zero_tail, results=5))
+    return OptimalTokenBaseline(*_estimate(inputs, index, align, handle_zero_tail, fields=5))
 
 
 @torch.no_grad()
 def _estimate(
-    inputs: Inputs, index: Any, align: Align, handle_zero_tail: bool, results: int
-) -> Sequence[torch.Tensor]:
+    inputs: Inputs, index: Any, align: Align, handle_zero_tail: bool, *, fields: int
+) -> list[torch.Tensor]:
+    """The first so many fields of OptimalTokenBaseline."""
     if align not in ("position", "token"):
         raise InputError(f'align: expected "position" or "token", found {align!r}.', "align")
     check_shapes(inputs, index)
     rewards = inputs.token_level_rewards
-    block_tokens = _BLOCK_TOKENS.get(rewards.device.type, _BLOCK_TOKENS_ELSEWHERE)
-    outputs = [torch.empty(rewards.shape, dtype=torch.float32, device=rewards.device) for _ in range(results)]
-    good = []
-    for size, rows in group_blocks(group_ids(index), block_tokens // rewards.shape[1], rewards.device):
-        block = inputs.take(rows, size)
-        block_good, values = _estimate_block(block, align, handle_zero_tail)
-        good.append(block_good)
-        for output, value in zip(outputs, values, strict=False):
-            output[rows] = value.flatten(0, 1).to(output.dtype)
-    if not torch.stack(good).all():  # the only wait for the device
+    results = [torch.empty(rewards.shape, dtype=torch.float32, device=rewards.device) for _ in range(fields)]
+    max_tokens = _BLOCK_TOKENS.get(rewards.device.type, _BLOCK_TOKENS_ELSEWHERE)
+    # glibc keeps freed memory below a threshold that follows the largest chunk it has seen freed. Without this each
+    # block would fault its scratch in anew, which takes longer than the arithmetic. The pages are never touched.
+    torch.empty(_SCRATCH_BYTES, dtype=torch.uint8)
+    good = torch.ones((), dtype=torch.bool, device=rewards.device)
+    for block in group_blocks(group_ids(index), max_tokens // rewards.shape[1], rewards.device):
+        # One flag for all: a small tensor kept from each block would split its memory for the next.
+        good &= _estimate_block(block, inputs, align, handle_zero_tail, results)
+    if not good:  # the only wait for the device
         raise first_fault(inputs, index)
-    return outputs
+    return results
 
 
 def _estimate_block(
-    block: Inputs, align: Align, handle_zero_tail: bool
-) -> tuple[torch.Tensor, Iterable[torch.Tensor]]:
-    """Whether the inputs are good, and the fields of OptimalTokenBaseline, each (groups, rows, tokens)."""
-    live = block.response_mask != 0
-    returns = reward_to_go(block.token_level_rewards.double())
-    # 0 under masked tokens, whatever stood there: log-prob 0 with Σπ² 0 has no energy.
-    log_probs = torch.where(live, block.old_log_probs.double(), 0.0)
-    sum_pi_squared = torch.where(live, block.sum_pi_squared.double(), 0.0)
-    importance_weights = block.rollout_is_weights
-    if importance_weights is not None:
-        importance_weights = torch.where(live, importance_weights.double(), 0.0)
-    good = all_good(block.response_mask, live, returns, log_probs, sum_pi_squared, importance_weights)
-    energy = token_energy(log_probs, sum_pi_squared)
-    realized = realized_energy(energy, importance_weights)
-    returns = torch.where(live, returns, 0.0)
+    block: Block, inputs: Inputs, align: Align, handle_zero_tail: bool, results: list[torch.Tensor]
+) -> torch.Tensor:
+    """Fill in the block's rows of the results. Returns one bool: whether its inputs are fit for use."""
+    live = block.take(inputs.response_mask).long().clamp(0, 1)  # other values are an error, but found later
+    keep = -live
+    returns, energy, realized, good = _read_block(block, inputs, live, keep)
     if align == "position":
         baseline = optimal_baseline(returns, realized, live, handle_zero_tail=handle_zero_tail)
     else:
-        columns = _token_columns(live)
-        baseline = optimal_baseline(
-            _to_columns(returns, columns),
-            _to_columns(realized, columns),
-            _to_columns(live, columns),
-            handle_zero_tail=handle_zero_tail,
-        )
-        baseline = _from_columns(baseline.expand_as(returns), columns)
-    baseline = torch.where(live, baseline, 0.0)
-    return good, (returns - baseline, returns, baseline, torch.where(live, realized, 0.0), energy)
+        # The k-th unmasked token of a row goes to column k. Column 0 takes the masked ones, which are all zeros.
+        columns = live.cumsum(-1).bitwise_and_(keep)
+        aligned = (_scatter(x, columns) for x in (returns, realized, live))
+        baseline = optimal_baseline(*aligned, handle_zero_tail=handle_zero_tail)
+        baseline = baseline.expand(*columns.shape[:-1], -1).gather(-1, columns)
+    advantages = zero_unless(keep, returns - baseline)
+    fields = (advantages, returns, baseline, realized, energy)
+    for result, values in zip(results, fields, strict=False):
+        block.put(values, result)
+    return good
 
 
-def _token_columns(live: torch.Tensor) -> torch.Tensor:
-    """k for the k-th unmasked token of each row, for masked tokens one column past the last."""
-    return torch.where(live, live.cumsum(-1) - 1, live.shape[-1])
+def _read_block(
+    block: Block, inputs: Inputs, live: torch.Tensor, keep: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns, token energy and realized energy, each 0 on masked tokens, and whether the inputs are fit."""
+
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        return zero_unless(keep, block.take(x).to(torch.float64, copy=True))
+
+    returns = reward_to_go(block.take(inputs.token_level_rewards).double())
+    # A row's first return is the sum of its rewards. Rows without tokens take no part.
+    row_sums = zero_unless(-live.amax(-1), returns[..., 0].clone())
+    log_probs, sum_pi_squared = masked(inputs.old_log_probs), masked(inputs.sum_pi_squared)
+    weights = None if inputs.rollout_is_weights is None else masked(inputs.rollout_is_weights)
+    good = all_good(block.take(inputs.response_mask), row_sums, log_probs, sum_pi_squared, weights)
+    # A masked token has log-prob 0 and Σπ² 0 now, and so no energy. Its column may still go on with the row's sum.
+    energy = token_energy(log_probs, sum_pi_squared)
+    realized = realized_energy(energy, weights)
+    return zero_unless(keep, returns), energy, zero_unless(keep, realized), good
 
 
-def _to_columns(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    room = values.new_zeros((*values.shape[:-1], values.shape[-1] + 1))
-    return room.scatter_(-1, columns, values)[..., :-1]
-
-
-def _from_columns(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.pad(values, (0, 1)).gather(-1, columns)
+def _scatter(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    *shape, tokens = values.shape
+    return values.new_zeros(*shape, tokens + 1).scatter_(-1, columns, values)

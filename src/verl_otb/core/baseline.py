@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+# On the bits, for torch.where branches on every element on a CPU.
+_INFINITY = torch.tensor(torch.inf, dtype=torch.float64).view(torch.int64).item()
+
 
 def optimal_baseline(
     returns: torch.Tensor, weights: torch.Tensor, live: torch.Tensor, *, handle_zero_tail: bool = True
@@ -14,31 +17,31 @@ def optimal_baseline(
     [min G_t, max G_t] of the live rows, whatever the rounding.
 
     Args:
-        returns: G_t, shape (groups, rows, columns), float64 for the precision that the tests demand.
-        weights: W_t ≥ 0, same shape and dtype.
-        live: bool, same shape: the rows that have a token in the column. Values elsewhere are not read.
+        returns: G_t, shape (groups, rows, columns), float64, 0 where the row is not live.
+        weights: W_t ≥ 0, likewise.
+        live: int64, 1 where the row has a token in the column, else 0, same shape.
         handle_zero_tail: B = 0 in a column with one live row, so that its advantage is its return. If False
             such a row is its own baseline and its advantage is 0. A group in which one row alone is live
             anywhere has nothing to compare with: B = 0 either way.
 
     Returns:
-        B_t, shape (groups, 1, columns), 0 in columns without a live row.
+        B_t, shape (groups, 1, columns), float64, 0 in columns without a live row.
     """
     live_rows = live.sum(-2, keepdim=True)
-    weights = torch.where(live, weights, 0.0)
     total_weight = weights.sum(-2, keepdim=True)
-    weighted_sum = (weights * torch.where(live, returns, 0.0)).sum(-2, keepdim=True)
-    plain_sum = torch.where(live, returns, 0.0).sum(-2, keepdim=True)
-    baseline = torch.where(total_weight > 0, weighted_sum / total_weight, plain_sum / live_rows)
+    weighted_mean = (weights * returns).sum(-2, keepdim=True) / total_weight
+    plain_mean = returns.sum(-2, keepdim=True) / live_rows
+    baseline = torch.where(total_weight > 0, weighted_mean, plain_mean)
 
-    # Rounding may carry a mean past the values it is the mean of; where all returns are equal it would leave
+    # Rounding may carry a mean past the values it is the mean of. Where all returns are equal, it would leave
     # advantages of 1e-17 instead of 0.
-    lowest = torch.where(live, returns, torch.inf).amin(-2, keepdim=True)
-    highest = torch.where(live, returns, -torch.inf).amax(-2, keepdim=True)
+    infinite_elsewhere = ((live - 1) & _INFINITY).view(torch.float64)
+    lowest = (returns + infinite_elsewhere).amin(-2, keepdim=True)
+    highest = (returns - infinite_elsewhere).amax(-2, keepdim=True)
     baseline = baseline.clamp(lowest, highest)
 
-    if handle_zero_tail:
-        no_peer = live_rows <= 1
-    else:
-        no_peer = (live_rows == 0) | (live.any(-1, keepdim=True).sum(-2, keepdim=True) <= 1)
+    no_peer = live_rows <= 1
+    if not handle_zero_tail:
+        rows_with_tokens = live.amax(-1, keepdim=True).sum(-2, keepdim=True)
+        no_peer = (live_rows == 0) | (rows_with_tokens <= 1)
     return baseline.masked_fill(no_peer, 0.0)

@@ -33,21 +33,6 @@ class Inputs(NamedTuple):
     sum_pi_squared: torch.Tensor
     rollout_is_weights: torch.Tensor | None = None
 
-    def take(self, rows: slice | torch.Tensor, group_size: int) -> Inputs:
-        """These rows, as tensors of shape (groups, group_size, tokens)."""
-
-        def taken(x: torch.Tensor) -> torch.Tensor:
-            return x[rows].reshape(-1, group_size, x.shape[-1])
-
-        rewards, mask, log_probs, sum_pi_squared, weights = self
-        return Inputs(
-            taken(rewards),
-            taken(mask),
-            taken(log_probs),
-            taken(sum_pi_squared),
-            None if weights is None else taken(weights),
-        )
-
 
 def check_shapes(inputs: Inputs, index: Any) -> None:
     """Refuse what is missing, empty or does not fit together. Reads no values.
@@ -80,8 +65,7 @@ def check_shapes(inputs: Inputs, index: Any) -> None:
 
 def all_good(
     response_mask: torch.Tensor,
-    live: torch.Tensor,
-    returns: torch.Tensor,
+    row_sums: torch.Tensor,
     log_probs: torch.Tensor,
     sum_pi_squared: torch.Tensor,
     importance_weights: torch.Tensor | None,
@@ -89,13 +73,15 @@ def all_good(
     """Whether all values of a block are fit for use: one bool on the tensors' device, without waiting for it.
 
     Args:
-        live: response_mask != 0.
-        returns: G_t. The first column is the row's sum, so it is not finite where one of its rewards is not.
+        response_mask: as it was given.
+        row_sums: sum of each row's rewards, not finite where one of them is not; 0 in fully masked rows.
         log_probs, sum_pi_squared, importance_weights: 0 under masked tokens, which is within every bound.
     """
-    good = ((returns[..., 0].abs() <= _LARGEST) | ~live.any(-1)).all() & (response_mask == live).all()
-    fields = (log_probs, sum_pi_squared, importance_weights)
-    for values, (low, high) in zip(fields, BOUNDS.values(), strict=True):
+    good = (row_sums.abs() <= _LARGEST).all()
+    if response_mask.is_floating_point():
+        good &= (response_mask == response_mask.round()).all()
+    fields = (response_mask, log_probs, sum_pi_squared, importance_weights)
+    for values, (low, high) in zip(fields, ((0, 1), *BOUNDS.values()), strict=True):
         if values is not None:
             least, most = values.aminmax()  # NaN where there is one, and NaN is within no bounds
             good &= (least >= low) & (most <= high)

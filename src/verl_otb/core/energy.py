@@ -18,8 +18,10 @@ def token_energy(log_probs: torch.Tensor, sum_pi_squared: torch.Tensor) -> torch
     Returns:
         w_t in [0, 2], same shape and dtype.
     """
-    pi = log_probs.clamp(max=0).exp()
-    return (1 - pi).square() + (sum_pi_squared - pi.square()).clamp(min=0)
+    pi = log_probs.clamp(max=0).exp_()
+    others = sum_pi_squared.addcmul(pi, pi, value=-1).clamp_(min=0)
+    own = 1 - pi
+    return others.addcmul(own, own)
 
 
 def realized_energy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,36 +34,46 @@ def _hashable(uid: Any) -> Hashable:
     return uid  # type: ignore[no-any-return]
 
 
-def group_blocks(
-    ids: torch.Tensor, max_rows: int, device: torch.device | str = "cpu"
-) -> list[tuple[int, slice | torch.Tensor]]:
-    """Cut a batch into blocks of whole groups, each block's groups of one size.
+@dataclass(frozen=True)
+class Block:
+    """Some whole groups of a batch, all of `group_size` rows.
 
-    So every block is a dense (groups, rows, tokens) tensor, however the groups lie in the batch and however
-    unequal they are.
+    `rows` are their rows in the batch, group after group: a slice where they lie side by side, which saves a
+    copy, else int64 row numbers.
+    """
+
+    rows: slice | torch.Tensor
+    group_size: int
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Its part of a (rows, tokens) tensor, as (groups, group_size, tokens)."""
+        return tensor[self.rows].reshape(-1, self.group_size, tensor.shape[-1])
+
+    def put(self, values: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Write what belongs to the block back into a (rows, tokens) tensor."""
+        tensor[self.rows] = values.flatten(0, 1).to(tensor.dtype)
+
+
+def group_blocks(ids: torch.Tensor, max_rows: int, device: torch.device | str = "cpu") -> list[Block]:
+    """Cut a batch into blocks.
+
+    Groups of one size make dense tensors, however they lie in the batch and however unequal the sizes are.
 
     Args:
         ids: group number of each row, int64, shape (rows,), on the CPU.
         max_rows: rows of a block at most, but for a single group that is larger.
         device: where the row numbers go.
-
-    Returns:
-        For each block the rows of a group, and the rows of the batch it takes, group after group: a slice
-        where they lie side by side, which saves the copy, else int64 row numbers.
     """
     sizes = torch.bincount(ids)
     order = torch.argsort(sizes[ids] * len(sizes) + ids, stable=True)
     on_device = order.to(device)  # once, not once a block
-    rows_of_size = torch.bincount(sizes) * torch.arange(int(sizes.max()) + 1)
-    blocks: list[tuple[int, slice | torch.Tensor]] = []
-    start = 0
-    for size in rows_of_size.nonzero().flatten().tolist():
-        stop = start + int(rows_of_size[size])
-        step = max(1, max_rows // size) * size
-        for first in range(start, stop, step):
-            last = min(first + step, stop)
-            row = int(order[first])
-            side_by_side = bool((order[first:last].diff() == 1).all())
-            blocks.append((size, slice(row, row + last - first) if side_by_side else on_device[first:last]))
-        start = stop
+    blocks, start = [], 0
+    for size, groups in enumerate(torch.bincount(sizes).tolist()):
+        if groups:
+            part = slice(start, start + groups * size)
+            cuts = list(range(0, groups * size, max(1, max_rows // size) * size))[1:]
+            for rows, same in zip(*(x[part].tensor_split(cuts) for x in (order, on_device)), strict=True):
+                first, side_by_side = int(rows[0]), bool((rows.diff() == 1).all())
+                blocks.append(Block(slice(first, first + len(rows)) if side_by_side else same, size))
+            start = part.stop
     return blocks
