@@ -90,13 +90,8 @@ def check_temperature(
 
 def as_rows(logits: Tensor) -> Iterator[Tensor]:
     """The logits as (tokens, V) views, one where the strides allow it: reshape would copy the whole."""
-    if logits.ndim == 1:
-        yield logits.unsqueeze(0)
-    elif logits.ndim == 2:
-        yield logits
-    else:
-        try:
-            yield logits.view(-1, logits.shape[-1])
-        except RuntimeError:
-            for part in logits:
-                yield from as_rows(part)
+    try:
+        yield logits.view(-1, logits.shape[-1])
+    except RuntimeError:
+        for part in logits:
+            yield from as_rows(part)

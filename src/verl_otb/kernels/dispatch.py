@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from . import reference, streamed
 from .checks import as_rows, check_head, check_impl, check_labels, check_logits, check_temperature
 from .linear import joined_partials as linear_joined_partials
 from .linear import scaled_logits
-from .partials import Partials, TokenStatistics, join, statistics_of, sum_pi_squared_of
+from .partials import Partials, TokenStatistics, collect, join, statistics_of, sum_pi_squared_of
 from .vocab_parallel import join_over, place
 
 if TYPE_CHECKING:
@@ -46,13 +46,15 @@ def joined_partials(
 ) -> Partials:
     """Sums over these columns of the vocabulary, which start at `first`."""
     partials = partials_function(impl)
-    found = []
-    done = 0
-    for rows in as_rows(logits):
-        here = slice(done, done := done + len(rows))
-        t = None if temperature is None else temperature[here]
-        found.append(join(partials(rows, None if labels is None else labels[here], first, t), t))
-    return found[0] if len(found) == 1 else Partials(*(torch.cat(sums) for sums in zip(*found, strict=True)))
+
+    def parts() -> Iterator[tuple[slice, Partials]]:
+        done = 0
+        for rows in as_rows(logits):
+            here = slice(done, done := done + len(rows))
+            t = None if temperature is None else temperature[here]
+            yield here, join(partials(rows, None if labels is None else labels[here], first, t), t)
+
+    return collect(logits.shape[:-1].numel(), parts(), logits.device)
 
 
 @torch.no_grad()
@@ -95,8 +97,8 @@ def token_statistics(
             π = 0. A token with only −inf, or with NaN or +inf, is NaN in all three; other tokens are not touched.
         labels: (...), integers in [0, V).
         temperature: a number, or one value a token of shape (...); applied in float32.
-        impl: "auto" (see `chosen`); "reference": plain, on whole tensors, in float64 if the logits are; "torch":
-            streamed in chunks, at most 64 MiB of extra memory; "triton". The last two sum in float32.
+        impl: "auto" (see `chosen`); "reference": plain, on whole tensors, in float64; "torch": streamed in chunks,
+            at most 64 MiB of extra memory; "triton". The last two sum in float32, in blocks.
         process_group: the ranks over which the vocabulary is split evenly, in rank order. `logits` are then this
             rank's columns, `labels` count in the whole vocabulary, and every rank gets the whole's statistics.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .partials import Partials, join
+from .partials import Partials, collect, join
 from .streamed import chunks
 
 # A chunk of logits in bytes, and its rows. On a GPU it is tall, so that the head is read once for many tokens,
@@ -33,17 +33,19 @@ def joined_partials(
     temperature: float | Tensor,
     partials: Callable[[Tensor, Tensor | None, int, Tensor | None], Tensor],
 ) -> Partials:
-    """hidden (tokens, d), tokens > 0, weight (V, d), labels (tokens,) → sums over the whole vocabulary."""
+    """hidden (tokens, d), weight (V, d), labels (tokens,) → sums over the whole vocabulary."""
     on_cpu = hidden.device.type == "cpu"
     height = ROWS_ON_CPU if on_cpu else ROWS_ON_DEVICE
     elements = (CHUNK_ON_CPU if on_cpu else CHUNK_ON_DEVICE) // hidden.element_size()
-    found: list[Partials] = []
-    for rows, across in chunks(len(hidden), len(weight), height, elements):
-        planes = []
-        for columns in across:
+
+    def parts() -> Iterator[tuple[slice, Partials]]:
+        for rows, across in chunks(len(hidden), len(weight), height, elements):
+            planes = []
             t = temperature[rows] if isinstance(temperature, Tensor) else temperature
-            logits = scaled_logits(hidden[rows], weight[columns], None if bias is None else bias[columns], t)
-            planes.append(partials(logits, labels[rows], columns.start, None))
-            del logits  # before the next chunk is made
-        found.append(join(torch.cat(planes, -1)))
-    return Partials(*(torch.cat(sums) for sums in zip(*found, strict=True)))
+            for columns in across:
+                logits = scaled_logits(hidden[rows], weight[columns], None if bias is None else bias[columns], t)
+                planes.append(partials(logits, labels[rows], columns.start, None))
+                del logits  # before the next chunk is made
+            yield rows, join(torch.cat(planes, -1))
+
+    return collect(len(hidden), parts(), hidden.device)

@@ -16,6 +16,7 @@ or +inf has NaN sums.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -67,6 +68,15 @@ def join(planes: Tensor, temperature: Tensor | None = None) -> Partials:
     to_max = pieces.max.amax(-1, keepdim=True)
     _, *sums = rescale(pieces, to_max)
     return Partials(to_max.squeeze(-1), *(plane.sum(-1) for plane in sums))
+
+
+def collect(tokens: int, parts: Iterable[tuple[slice, Partials]], device: torch.device) -> Partials:
+    """The joined sums of some of the tokens after another, as one. Written into place at once: small results kept
+    between large buffers that come and go would leave holes in the heap that nothing fits."""
+    whole = torch.empty((len(Partials._fields), tokens), dtype=wide(device), device=device)
+    for here, part in parts:
+        whole[:, here] = torch.stack(part)
+    return Partials(*whole.unbind())
 
 
 def sum_pi_squared_of(joined: Partials) -> Tensor:

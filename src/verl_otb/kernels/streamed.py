@@ -16,11 +16,12 @@ CHUNK_ON_CPU, CHUNK_ON_DEVICE = 5 << 18, 6 << 20
 
 
 def chunks(rows: int, columns: int, height: int, elements: int) -> Iterator[tuple[slice, list[slice]]]:
-    """Slices of at most `height` rows, and of columns within them, with at most `elements` in a chunk."""
+    """Slices of at most `height` rows, and of columns within them, with at most `elements` in a chunk. One at least,
+    if an empty one."""
     height = max(1, min(height, rows))
     width = max(1, min(columns, elements // height))
     across = [slice(left, min(left + width, columns)) for left in range(0, columns, width)]
-    for top in range(0, rows, height):
+    for top in range(0, max(rows, 1), height):
         yield slice(top, min(top + height, rows)), across
 
 
