@@ -9,8 +9,8 @@ import logging
 import os
 
 logger = logging.getLogger("verl_otb")
-if logger.level == logging.NOTSET:  # as verl's own loggers, else its root level WARNING would hide our one INFO line
-    logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
+# Through verl's handlers and levels: other libraries change the root logger's, which is why verl keeps its own.
+logger.parent = logging.getLogger("verl")
 
 try:
     from verl_otb.integration import patching
