@@ -110,7 +110,7 @@ def _estimate(
     """The first so many fields of OptimalTokenBaseline."""
     if align not in ("position", "token"):
         raise InputError(f'align: expected "position" or "token", found {align!r}.', "align")
-    check_shapes(inputs, index)
+    uids = check_shapes(inputs, index)
     rewards = inputs.token_level_rewards
     results = [torch.empty(rewards.shape, dtype=torch.float32, device=rewards.device) for _ in range(fields)]
     max_tokens = _BLOCK_TOKENS.get(rewards.device.type, _BLOCK_TOKENS_ELSEWHERE)
@@ -118,11 +118,11 @@ def _estimate(
     # block would fault its scratch in anew, which takes longer than the arithmetic. The pages are never touched.
     torch.empty(_SCRATCH_BYTES, dtype=torch.uint8)
     good = torch.ones((), dtype=torch.bool, device=rewards.device)
-    for block in group_blocks(group_ids(index), max_tokens // rewards.shape[1], rewards.device):
+    for block in group_blocks(group_ids(uids), max_tokens // rewards.shape[1], rewards.device):
         # One flag for all: a small tensor kept from each block would split its memory for the next.
         good &= _estimate_block(block, inputs, align, handle_zero_tail, results)
     if not good:  # the only wait for the device
-        raise first_fault(inputs, index)
+        raise first_fault(inputs, uids)
     return results
 
 
@@ -135,14 +135,14 @@ def _estimate_block(
     returns, energy, realized, good = _read_block(block, inputs, live, keep)
     if align == "position":
         baseline = optimal_baseline(returns, realized, live, handle_zero_tail=handle_zero_tail)
+        baseline = zero_unless(keep, baseline.expand_as(live).contiguous())
     else:
         # The k-th unmasked token of a row goes to column k. Column 0 takes the masked ones, which are all zeros.
         columns = live.cumsum(-1).bitwise_and_(keep)
         aligned = (_scatter(x, columns) for x in (returns, realized, live))
         baseline = optimal_baseline(*aligned, handle_zero_tail=handle_zero_tail)
         baseline = baseline.expand(*columns.shape[:-1], -1).gather(-1, columns)
-    advantages = zero_unless(keep, returns - baseline)
-    fields = (advantages, returns, baseline, realized, energy)
+    fields = (returns - baseline, returns, baseline, realized, energy)
     for result, values in zip(results, fields, strict=False):
         block.put(values, result)
     return good

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import Any, NamedTuple
 
 import torch
 
+from verl_otb.core.returns import reward_to_go
 from verl_otb.errors import InputError
 
 _LARGEST = torch.finfo(torch.float32).max  # the results are float32: what float32 cannot hold is not finite
@@ -19,8 +19,15 @@ BOUNDS = {
 }
 
 _IF_MISSING = {
-    "sum_pi_squared": "Set actor_rollout_ref.actor.calculate_sum_pi_squared=True.",
-    "old_log_probs": "Σπ² needs the log-probs of the same forward pass of the actor beside it.",
+    "sum_pi_squared": " Set actor_rollout_ref.actor.calculate_sum_pi_squared=True.",
+    "old_log_probs": " They come from the actor's forward pass, beside Σπ².",
+}
+_IF_BAD = {
+    "response_mask": "Give each token 0 or 1, and weights of another kind to the loss.",
+    "token_level_rewards": "Look at the reward function, and at the KL penalty where it is part of the reward.",
+    "old_log_probs": "Look at the actor's forward pass: a policy that has diverged gives NaN.",
+    "sum_pi_squared": "Take it in float32 from the logits that gave old_log_probs; NaN: the policy has diverged.",
+    "rollout_is_weights": "Look at the rollout correction and its thresholds.",
 }
 
 
@@ -34,33 +41,34 @@ class Inputs(NamedTuple):
     rollout_is_weights: torch.Tensor | None = None
 
 
-def check_shapes(inputs: Inputs, index: Any) -> None:
+def check_shapes(inputs: Inputs, index: Any) -> list[Any]:
     """Refuse what is missing, empty or does not fit together. Reads no values.
 
+    Returns:
+        The uids of `index`, one a row.
+
     Raises:
-        InputError: naming the field and both shapes.
+        InputError: naming the field, what was expected and what was found.
     """
     for field, tensor in inputs._asdict().items():
         if tensor is None and field == "rollout_is_weights":
             continue
         if not isinstance(tensor, torch.Tensor):
-            hint = _IF_MISSING.get(field, "")
-            found = type(tensor).__name__
-            raise InputError(f"{field}: expected a tensor, found {found}. {hint}".rstrip(), field)
+            what = f"a tensor, found {type(tensor).__name__}."
+            raise InputError(f"{field}: expected {what}{_IF_MISSING.get(field, '')}", field)
         shape, expected = tuple(tensor.shape), tuple(inputs.token_level_rewards.shape)
-        if len(shape) != 2:
-            raise InputError(f"{field}: expected shape (rows, tokens), found {shape}.", field)
-        if 0 in shape:
-            raise InputError(f"{field}: expected at least one row and one token, found shape {shape}.", field)
+        if len(shape) != 2 or 0 in shape:
+            raise InputError(f"{field}: expected (rows, tokens), at least one of each, found {shape}.", field)
         if shape != expected:
-            raise InputError(
-                f"{field}: expected shape {expected}, that of token_level_rewards, found {shape}.", field
-            )
-    rows = len(inputs.token_level_rewards)
-    if not isinstance(index, Sized) or isinstance(index, (str, bytes)):
-        raise InputError(f"index: expected one uid a row, found {type(index).__name__}.", "index")
-    if len(index) != rows:
-        raise InputError(f"index: expected one uid for each of {rows} rows, found {len(index)}.", "index")
+            what = f"{expected}, the shape of token_level_rewards, found {shape}."
+            raise InputError(f"{field}: expected {what}", field)
+    uids = index.tolist() if hasattr(index, "tolist") else index
+    if not isinstance(uids, (list, tuple)):
+        raise InputError(f"index: expected an array of one uid a row, found {type(index).__name__}.", "index")
+    if len(uids) != len(inputs.token_level_rewards):
+        what = f"one uid for each of {len(inputs.token_level_rewards)} rows, found {len(uids)}."
+        raise InputError(f"index: expected {what}", "index")
+    return list(uids)
 
 
 def all_good(
@@ -88,37 +96,33 @@ def all_good(
     return good
 
 
-def first_fault(inputs: Inputs, index: Any) -> InputError:
-    """The error for a batch that is known to hold a bad value: its field, first row and column, and uid."""
-    mask = inputs.response_mask
+def first_fault(inputs: Inputs, uids: list[Any]) -> InputError:
+    """The error for a batch of which `all_good` said no: the first row and column of the first bad field."""
+    mask, rewards = inputs.response_mask.double(), inputs.token_level_rewards.double()
     live = mask != 0
-    rewards = inputs.token_level_rewards
-    faults = {
-        "response_mask": ((mask != 0) & (mask != 1), "0 or 1"),
-        "token_level_rewards": (~_finite(rewards) & live.any(-1, keepdim=True), "a finite number"),
-    }
+    in_use = live.any(-1, keepdim=True)
+    row_sums = reward_to_go(rewards)[:, :1]
+    # field, its values, which of them are bad, what was expected
+    rules = [
+        ("response_mask", mask, live & (mask != 1), "0 or 1"),
+        ("token_level_rewards", rewards, in_use & ~(rewards.abs() <= _LARGEST), "a finite number"),
+        ("token_level_rewards", row_sums, in_use & ~(row_sums.abs() <= _LARGEST), "a sum that float32 can hold"),
+    ]
     for field, (low, high) in BOUNDS.items():
-        values = getattr(inputs, field)
-        if values is not None:
-            expected = f"at least {low:g}" if high == _LARGEST else f"at most {high:g}"
-            if low != -_LARGEST and high != _LARGEST:
-                expected = f"from {low:g} to {high:g}"
-            faults[field] = (live & ~((values >= low) & (values <= high)), f"a finite number {expected}")
-    for field, (bad, expected) in faults.items():
-        places = bad.nonzero()
-        if len(places):
-            row, column = places[0].tolist()
-            uid, value = index[row], getattr(inputs, field)[row, column].item()
-            return InputError(
-                f"{field}: expected {expected}, found {value:g} at row {row}, column {column}, uid {uid!r}; "
-                f"{len(places)} such values in {int(bad.any(-1).sum())} of {len(bad)} rows.",
-                field,
-                row,
-                column,
-                uid,
+        if (tensor := getattr(inputs, field)) is not None:
+            values = tensor.double()
+            bounds = " and ".join(
+                [f"≥ {low:g}"] * (low != -_LARGEST) + [f"≤ {high:g}"] * (high != _LARGEST)
             )
-    raise AssertionError("no fault found")
-
-
-def _finite(values: torch.Tensor) -> torch.Tensor:
-    return values.abs() <= _LARGEST
+            rules.append((field, values, live & ~((values >= low) & (values <= high)), f"finite, {bounds}"))
+    field, values, bad, expected = next(rule for rule in rules if rule[2].any())
+    row, column = bad.nonzero()[0].tolist()
+    return InputError(
+        f"{field}: expected {expected}, found {values[row, column].item():g} at row {row}, column {column}, "
+        f"uid {uids[row]!r} ({int(bad.sum())} in {int(bad.any(-1).sum())} of {len(bad)} rows). "
+        f"{_IF_BAD[field]}",
+        field,
+        row,
+        column,
+        uids[row],
+    )

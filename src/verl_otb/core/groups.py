@@ -9,17 +9,16 @@ from typing import Any
 import torch
 
 
-def group_ids(index: Any) -> torch.Tensor:
+def group_ids(uids: list[Any]) -> torch.Tensor:
     """Number the prompt groups in the order of their first row.
 
     Args:
-        index: one uid a row: a numpy array, a tensor, or a sequence. Uids may be strings, numbers, a mixture,
-            or unhashable (lists, dicts), which are equal where their `repr` is.
+        uids: one a row. They may be strings, numbers, a mixture, or unhashable (lists, dicts), which are equal
+            where their `repr` is.
 
     Returns:
         int64 tensor of shape (rows,), on the CPU.
     """
-    uids = index.tolist() if hasattr(index, "tolist") else list(index)
     ids: dict[Hashable, int] = {}
     return torch.tensor([ids.setdefault(_hashable(uid), len(ids)) for uid in uids], dtype=torch.int64)
 
