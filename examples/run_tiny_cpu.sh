@@ -35,7 +35,8 @@ if [[ -d $MODEL_PATH ]]; then
 elif [[ -n $MODEL_PATH && ! $MODEL_PATH =~ ^[[:alnum:]][^/]*/[^/]+$ ]]; then
     fail "MODEL_PATH=$MODEL_PATH is neither a directory nor a name on the Hugging Face Hub (owner/model)"
 fi
-"$PYTHON" -c 'import verl, vllm' > /dev/null 2>&1 || fail "PYTHON=$PYTHON cannot import verl and vllm; run \`make env\`"
+"$PYTHON" -c 'import importlib.util as u; assert u.find_spec("verl") and u.find_spec("vllm")' 2> /dev/null \
+    || fail "PYTHON=$PYTHON has no verl or no vllm; run \`make env\`"
 
 mkdir -p "$OUT_DIR"
 OUT_DIR=$(cd "$OUT_DIR" && pwd)
@@ -57,8 +58,8 @@ export TOKENIZERS_PARALLELISM=false HYDRA_FULL_ERROR=1 PYTHONUNBUFFERED=1
 export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
 # A Ray of its own, in a directory with a short name: its sockets lie there, and their paths have a limit.
 RAY_DIR=$(mktemp -d "${TMPDIR:-/tmp}/ray-XXXXXX")
-rm -f "$OUT_DIR/metrics.jsonl"
 cd "$OUT_DIR"
+: > metrics.jsonl
 
 echo "==> $ADV_ESTIMATOR, $STEPS steps; verl's own output goes to $OUT_DIR/train.log"
 "$PYTHON" "$REPOSITORY/examples/supervise.py" --timeout "$TIMEOUT" --usage usage.json -- \
@@ -83,10 +84,11 @@ trap 'exit 130' INT TERM
 shown=0
 while kill -0 $RUN 2> /dev/null; do
     sleep 2
-    done_=$(cat metrics.jsonl 2> /dev/null | wc -l)
-    if ((done_ / 10 > shown / 10)); then
-        echo "    step $done_ of $STEPS"
-        shown=$done_
+    step=$(wc -l < metrics.jsonl)
+    if ((step / 10 > shown / 10)); then
+        reward=$(tail -n 1 metrics.jsonl | sed -E 's|.*"critic/score/mean":([^,}]*).*|\1|')
+        printf '    step %d of %d, reward %.4f\n' "$step" "$STEPS" "$reward"
+        shown=$step
     fi
 done
 status=0

@@ -23,7 +23,7 @@ def mean_of(steps: list[dict], key: str) -> str:
 def table(out_dir: Path) -> str:
     steps = [json.loads(line)["data"] for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
     usage = json.loads((out_dir / "usage.json").read_text())
-    window = min(WINDOW, len(steps))
+    window = max(1, min(WINDOW, len(steps) // 2))
     minutes, seconds = divmod(round(usage["wall_seconds"]), 60)
     rows = {
         f"reward, first {window} steps": mean_of(steps[:window], REWARD),

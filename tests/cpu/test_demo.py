@@ -1,0 +1,110 @@
+"""What surrounds the demo's training: its inputs, its table, and that no process is left. The training: tests/e2e."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from verl_run import REPOSITORY
+
+DEMO = REPOSITORY / "examples" / "run_tiny_cpu.sh"
+SUPERVISE = [sys.executable, str(REPOSITORY / "examples" / "supervise.py")]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"STEPS": "many"}, "STEPS=many is not a positive whole number"),
+        ({"STEPS": "0"}, "STEPS=0 is not a positive whole number"),
+        ({"MAX_RESPONSE_LENGTH": "-1"}, "MAX_RESPONSE_LENGTH=-1 is not a positive whole number"),
+        ({"TRAIN_FILE": "no.parquet"}, "TRAIN_FILE=no.parquet is not a file"),
+        ({"REWARD_FILE": "no.py"}, "REWARD_FILE=no.py is not a file"),
+        ({"MODEL_PATH": "/no/such/model"}, "MODEL_PATH=/no/such/model is neither a directory nor a name"),
+        ({"MODEL_PATH": "."}, "MODEL_PATH=. has no config.json"),
+        ({"PYTHON": "/no/python"}, "PYTHON=/no/python has no verl or no vllm; run `make env`"),
+    ],
+)
+def test_wrong_inputs_stop_at_once(tmp_path, variables, message):
+    environment = {**os.environ, "PYTHON": sys.executable, "OUT_DIR": str(tmp_path / "out"), **variables}
+    run = subprocess.run([DEMO], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert message in run.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("otb", [True, False])
+def test_table(tmp_path, otb):
+    def line(step: int) -> str:
+        baseline = {"otb/baseline/mean": step / 2, "otb/realized_energy/mean": 2.0} if otb else {}
+        return json.dumps(
+            {"step": step, "data": {"critic/score/mean": step, "perf/total_num_tokens": 1000, **baseline}}
+        )
+
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(line, range(1, 31))) + "\n")
+    (tmp_path / "usage.json").write_text('{"wall_seconds": 200.4, "peak_bytes": 5368709120}')
+    script = REPOSITORY / "examples" / "summarize.py"
+    table = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=True).stdout
+    rows = dict(row.split("  ", 1) for row in table.splitlines())
+    rows = {name: value.strip() for name, value in rows.items()}
+    assert rows["reward, first 10 steps"] == "5.5000"
+    assert rows["reward, last 10 steps"] == "25.5000"
+    assert rows["steps"] == "30"
+    assert rows["tokens"] == "30,000"
+    assert rows["mean baseline"] == ("7.7500" if otb else "-")
+    assert rows["mean realized energy"] == ("2.0000" if otb else "-")
+    assert rows["wall time"] == "3 min 20 s"
+    assert rows["peak memory, all processes"] == "5.0 GiB"
+
+
+# A child that leaves its session and its parent, as Ray's do, and says which it is.
+RUNAWAY = (
+    "import os, sys, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0:\n"
+    "        open(sys.argv[1] + '.part', 'w').write(str(os.getpid()))\n"
+    "        os.rename(sys.argv[1] + '.part', sys.argv[1])\n"
+    "        time.sleep(300)\n"
+    "    os._exit(0)\n"
+    "while not os.path.exists(sys.argv[1]): time.sleep(0.05)\n"
+)
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_supervise_ends_what_the_command_leaves(tmp_path):
+    command = [*SUPERVISE, f"--usage={tmp_path}/usage.json", "--", sys.executable, "-c", RUNAWAY + "sys.exit(7)"]
+    run = subprocess.run([*command, str(tmp_path / "pid")], timeout=60, check=False)
+    assert run.returncode == 7
+    assert not is_running(int((tmp_path / "pid").read_text()))
+    usage = json.loads((tmp_path / "usage.json").read_text())
+    assert usage["peak_bytes"] > 1 << 20
+    assert usage["wall_seconds"] < 60
+
+
+def test_supervise_ends_the_tree_after_the_timeout(tmp_path):
+    command = [*SUPERVISE, "--timeout=2", "--", sys.executable, "-c", RUNAWAY + "time.sleep(300)"]
+    run = subprocess.run([*command, str(tmp_path / "pid")], timeout=60, check=False)
+    assert run.returncode == 124
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_supervise_ends_the_tree_when_interrupted(tmp_path: Path, number):
+    pid_file = tmp_path / "pid"
+    command = [*SUPERVISE, "--", sys.executable, "-c", RUNAWAY + "time.sleep(300)", str(pid_file)]
+    supervisor = subprocess.Popen(command)
+    deadline = time.monotonic() + 30
+    while not pid_file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    supervisor.send_signal(number)
+    assert supervisor.wait(timeout=30) == 128 + number
+    assert not is_running(int(pid_file.read_text()))
