@@ -62,13 +62,14 @@ def assert_within_budget(
     """|ours − truth| ≤ |plain float32 torch − truth| + 1e-6, truth being float64 on the same stored logits."""
     truth = token_statistics(logits.double(), labels, temperature=temperature, impl="reference")
     plain = plain_statistics(logits, labels, temperature)
-    for name, ours, exact, rough in zip(TokenStatistics._fields, call(), truth, plain, strict=True):
+    found = call()
+    for name, ours, exact, rough in zip(TokenStatistics._fields, found, truth, plain, strict=True):
         assert ours.dtype == torch.float32
         excess = (ours - exact).abs() - (rough - exact).abs()
         assert excess.max() <= 1e-6, f"{name}: {excess.max():.2e} over plain torch at {int(excess.argmax())}"
         assert not ours.isnan().any()
     # The energy as the estimators form it from π and Σπ²: both must come from sums that agree.
-    log_probs, _, sum_pi_squared = call()
+    log_probs, _, sum_pi_squared = found
     pi, exact_pi = log_probs.exp(), truth.log_probs.exp()
     energy = (1 - pi).square() + (sum_pi_squared - pi.square()).clamp(min=0)
     assert (energy - (1 - 2 * exact_pi + truth.sum_pi_squared)).abs().max() <= 3e-6

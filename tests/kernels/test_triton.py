@@ -47,9 +47,7 @@ def test_triton_pieces_of_a_row(launch, pieces):
     logits[1, :9000] = -torch.inf
     labels = torch.tensor([0, 20_010, 8_192, 4_095, 12_288])
     temperature = torch.linspace(0.5, 2, 5)
-    planes = triton_kernels.partials(
-        logits, labels, 0, temperature, triton_kernels.Launch(*launch), pieces
-    )
+    planes = triton_kernels.partials(logits, labels, 0, temperature, triton_kernels.Launch(*launch), pieces)
     assert planes.shape[-1] <= pieces
     assert not planes.isnan().any()
     found = statistics_of(join(planes, temperature))
