@@ -62,10 +62,11 @@ def test_loading_the_plugin_imports_nothing_of_verl():
 
 
 LATE = """
-    import verl
+    import importlib
     import verl.trainer.ppo.v1.trainer_base as base, verl.trainer.ppo.v1.utils as utils
-    import verl.experimental.separation.ray_trainer
-    from verl_otb.integration import patching
+    from verl_otb.integration import hooks, patching
+    for hook in hooks.HOOKS:
+        importlib.import_module(hook.module)
     {}
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
     names = ("_compute_old_log_prob", "_compute_advantage", "_init_dataloader")

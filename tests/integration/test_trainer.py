@@ -156,7 +156,7 @@ def test_without_masked_penalty():
 
 
 def test_workers_without_the_plugin(trainer, transfer_queue):
-    engine = tuple(hook for hook in HOOKS if hook.id == "engine.sum_pi_squared")
+    engine = tuple(hook for hook in HOOKS if hook.id == "engine.outputs")
     patching.uninstall(engine)
     try:
         with pytest.raises(ConfigError, match=r"sent no Σπ².*not in the workers"):

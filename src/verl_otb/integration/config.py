@@ -80,7 +80,7 @@ def check(config: Any, trainer: str | None = None) -> None:
         return
     require_hooks()
     options(algorithm)
-    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    actor = config.actor_rollout_ref.actor
     if not actor.get("calculate_sum_pi_squared", False):
         raise ConfigError(
             f"algorithm.adv_estimator={algorithm.adv_estimator} needs Σπ² from the actor, but {SUM_PI_SQUARED} is "
@@ -94,7 +94,7 @@ def check(config: Any, trainer: str | None = None) -> None:
         )
     if trainer is None:
         trainer = "v1" if config.trainer.get("use_v1", True) else "deprecated"
-    for setting, unsupported, instead in _not_yet(config, actor, model, trainer):
+    for setting, unsupported, instead in _not_yet(config, trainer):
         if unsupported:
             raise ConfigError(
                 f"{setting} does not work with {algorithm.adv_estimator} in this version of verl-otb. {instead}, or "
@@ -107,33 +107,20 @@ def check(config: Any, trainer: str | None = None) -> None:
         )
 
 
-def _not_yet(config: Any, actor: Any, model: Any, trainer: str) -> list[tuple[str, bool, str]]:
+def _not_yet(config: Any, trainer: str) -> list[tuple[str, bool, str]]:
     """(setting, whether this run has it, what to do instead) for each path that is not delivered yet."""
+    strategy = config.actor_rollout_ref.actor.strategy
     correction = config.algorithm.get("rollout_correction", None) or {}
-    ulysses = max(
-        actor.get("ulysses_sequence_parallel_size", 1) or 1,
-        (actor.get("fsdp_config", None) or {}).get("ulysses_sequence_parallel_size", 1) or 1,
-    )
     return [
         (
-            f"actor_rollout_ref.actor.strategy={actor.strategy}",
-            actor.strategy not in ENGINES,
+            f"actor_rollout_ref.actor.strategy={strategy}",
+            strategy not in ENGINES,
             f"Use one of {', '.join(ENGINES)}",
-        ),
-        (
-            "actor_rollout_ref.model.use_fused_kernels=True",
-            bool(model.get("use_fused_kernels", False)),
-            "Set it to False",
         ),
         (
             "algorithm.rollout_correction.bypass_mode=True",
             bool(correction.get("bypass_mode", False)),
             "Set it to False",
-        ),
-        (
-            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={ulysses}",
-            ulysses > 1,
-            "Set it to 1",
         ),
         ("trainer.use_v1=False", trainer == "deprecated", "Set trainer.use_v1=True"),
         ("fully_async or one_step_off", trainer == "separation", "Start python -m verl.trainer.main_ppo"),

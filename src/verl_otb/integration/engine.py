@@ -1,59 +1,186 @@
-"""Σπ² in verl's FSDP engine: of each token's distribution, packed as the engine packs log-probs."""
+"""log-prob, entropy and Σπ² in verl's FSDP engine, in the old-log-prob pass of a run with OTB.
+
+The hooks act only where the trainer asks for Σπ²; the training forward stays verl's. There verl reads the logits
+several times; here one call gives all three, in float32. With fused kernels no logits exist: Σπ² comes from the
+hidden states and the head, chunk by chunk.
+"""
 
 from __future__ import annotations
 
+import os
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
+from verl.utils import torch_functional as verl_F
 
 from verl_otb.errors import ConfigError
-from verl_otb.kernels import sum_pi_squared
+from verl_otb.kernels import linear_token_statistics, sum_pi_squared, token_statistics
 
 # Our own request, not verl's calculate_sum_pi_squared: verl then leaves its own formula alone, and whoever sets
 # verl's flag without OTB gets verl's numbers.
 ASK = "otb_sum_pi_squared"
 FIELD = "sum_pi_squared"
 
+# Within a forward step that is asked for Σπ²: what the fused head found. Elsewhere None.
+_from_head: ContextVar[list[torch.Tensor] | None] = ContextVar("verl_otb_from_head", default=None)
+
+
+def forward_step(original: Any, self: Any, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook `engine.forward_step`: the time in which a fused head is to leave its Σπ²."""
+    if not _flag(micro_batch, ASK):
+        return original(self, micro_batch, *args, **kwargs)
+    if _flag(micro_batch, "use_fused_kernels"):
+        _refuse_head(self.module)
+    token = _from_head.set([])
+    try:
+        return original(self, micro_batch, *args, **kwargs)
+    finally:
+        _from_head.reset(token)
+
+
+def fused_linear(
+    original: Any,
+    self: Any,
+    hidden_states: Any,
+    vocab_weights: Any,
+    input_ids: Any,
+    temperature: Any = 1.0,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Hook `engine.fused_linear`: verl's fused head (torch and liger), asked for Σπ²: all three from one product.
+
+    A chunk of logits is rounded to the hidden states' dtype and divided by the temperature there, as verl's own
+    head does in the training forward, so that the log-probs agree.
+    """
+    found = _from_head.get()
+    if found is None:
+        return original(self, hidden_states, vocab_weights, input_ids, temperature, *args, **kwargs)
+    statistics = linear_token_statistics(hidden_states, vocab_weights, input_ids, temperature=temperature)
+    found.append(statistics.sum_pi_squared)
+    return statistics.log_probs, statistics.entropy
+
+
+def linear_cross_entropy(
+    original: Any, hidden: Any, weight: Any, labels: Any, temperature: Any = 1.0, *args: Any, **kwargs: Any
+) -> Any:
+    """Hook `engine.linear_cross_entropy`: verl's Triton head. It never rounds its logits, so its own log-probs and
+    entropy stay, as in the training forward, and only Σπ² is ours."""
+    found = _from_head.get()
+    if found is not None:
+        found.append(linear_token_statistics(hidden, weight, labels, temperature=temperature).sum_pi_squared)
+    return original(hidden, weight, labels, temperature, *args, **kwargs)
+
 
 def prepare_model_outputs(
     original: Any, self: Any, output: Any, output_args: dict[str, Any], micro_batch: Any, *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Hook `engine.sum_pi_squared`: verl's outputs, and where the trainer asked for it Σπ² beside them."""
-    if not tu.get_non_tensor_data(data=micro_batch, key=ASK, default=False):
+    """Hook `engine.outputs`: verl's outputs, and where the trainer asked for it Σπ² beside them.
+
+    All are jagged nested tensors (samples, prompt + response), aligned with each other.
+    """
+    if not _flag(micro_batch, ASK):
         return original(self, output, output_args, micro_batch, *args, **kwargs)
-    if tu.get_non_tensor_data(data=micro_batch, key="use_fused_kernels", default=False):
-        raise ConfigError(
-            "fused kernels make no logits to take Σπ² from. Set actor_rollout_ref.model.use_fused_kernels=False"
-        )
+    if _flag(micro_batch, "use_fused_kernels"):
+        model_output = original(self, output, output_args, micro_batch, *args, **kwargs)
+        model_output[FIELD] = _packed(self, _found_in_head(), output_args, micro_batch)
+        return model_output
+    logits = _scaled_logits(output.logits, output_args, micro_batch)
+    if _as_verl_would(logits, micro_batch):
+        statistics = token_statistics(logits, _labels(logits, output_args, micro_batch))._asdict()
+        if not _flag(micro_batch, "calculate_entropy"):
+            del statistics["entropy"]
+        return {name: _packed(self, values, output_args, micro_batch) for name, values in statistics.items()}
+    found = sum_pi_squared(logits)
+    del logits
     model_output = original(self, output, output_args, micro_batch, *args, **kwargs)
-    model_output[FIELD] = _sum_pi_squared(self, output.logits, output_args, micro_batch)
+    model_output[FIELD] = _packed(self, found, output_args, micro_batch)
     return model_output
 
 
-@torch.no_grad()
-def _sum_pi_squared(engine: Any, logits: torch.Tensor, output_args: dict[str, Any], micro_batch: Any) -> torch.Tensor:
-    """A jagged nested tensor (samples, prompt + response), float32, aligned with the engine's log-probs.
+def _flag(micro_batch: Any, name: str, default: bool = False) -> bool:
+    return bool(tu.get_non_tensor_data(data=micro_batch, key=name, default=default))
 
-    Taken from the logits that verl takes log-probs from: gathered over tensor parallel ranks and divided by the
-    temperature in their own dtype.
+
+def _remove_padding(micro_batch: Any) -> bool:
+    return _flag(micro_batch, "use_remove_padding", default=True)
+
+
+def _as_verl_would(logits: torch.Tensor, micro_batch: Any) -> bool:
+    """Whether verl's log-prob of the training forward is float32 arithmetic on these logits, as ours is.
+
+    Where it is not (bfloat16 logits without flash-attn's cross entropy: verl rounds the log-prob to bfloat16) its own
+    formula must give the old log-prob too, or the ratio of the two policies would start off 1.
+    """
+    if _flag(micro_batch, "distillation_use_topk") or _flag(micro_batch, "distillation_only"):
+        return False  # further outputs, which only verl makes
+    flash = verl_F.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE and os.getenv("VERL_DISABLE_FLASH_ATTN_CE", "0") != "1"
+    return logits.dtype == torch.float32 or (flash and logits.dtype in (torch.bfloat16, torch.float16))
+
+
+def _scaled_logits(logits: torch.Tensor, output_args: dict[str, Any], micro_batch: Any) -> torch.Tensor:
+    """The logits that verl takes log-probs from: gathered over tensor parallel ranks, and divided by a temperature
+    of at least 1e-8 in their own dtype, or not at all where verl knows that all are 1.
+
+    (tokens, vocabulary), or with padding (samples, width, vocabulary).
     """
     if isinstance(logits, DTensor):
         logits = logits.full_tensor()
-    offsets = micro_batch["input_ids"].offsets()
-    if tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
-        logits = _scaled(logits.squeeze(0), output_args["temperature_rmpad"], output_args)  # (tokens, vocabulary)
-        values = engine._gather_and_unpad_packed(sum_pi_squared(logits), output_args["pad_size"])
+    if _remove_padding(micro_batch):
+        logits, temperature = logits.squeeze(0), output_args["temperature_rmpad"]
     else:
-        logits = _scaled(logits, output_args["temperature"].unsqueeze(-1), output_args)  # (samples, width, vocabulary)
-        columns = torch.arange(logits.shape[1], device=logits.device)
-        values = sum_pi_squared(logits)[columns < offsets.diff().unsqueeze(1)]
-    return torch.nested.nested_tensor_from_jagged(values, offsets)
-
-
-def _scaled(logits: torch.Tensor, temperature: torch.Tensor, output_args: dict[str, Any]) -> torch.Tensor:
-    """As verl divides: by at least 1e-8, in the logits' dtype, and not at all where it knows that all are 1."""
+        temperature = output_args["temperature"].unsqueeze(-1)
     if output_args.get("temperature_is_one", False):
         return logits
     return logits / temperature.clamp(min=1e-8).unsqueeze(-1).to(logits.dtype)
+
+
+def _labels(logits: torch.Tensor, output_args: dict[str, Any], micro_batch: Any) -> torch.Tensor:
+    """The next token at each place of the logits; verl has them without padding."""
+    labels = output_args["input_ids_rmpad_rolled"]
+    if _remove_padding(micro_batch):
+        return labels
+    padded = labels.new_zeros(logits.shape[:-1])
+    padded[_real(padded, micro_batch)] = labels
+    return padded
+
+
+def _packed(engine: Any, values: torch.Tensor, output_args: dict[str, Any], micro_batch: Any) -> torch.Tensor:
+    """One value a token, as verl packs them: gathered over the Ulysses group, without padding."""
+    if _remove_padding(micro_batch):
+        values = engine._gather_and_unpad_packed(values.flatten(), output_args["pad_size"])
+    else:
+        values = values[_real(values, micro_batch)]
+    return torch.nested.nested_tensor_from_jagged(values, micro_batch["input_ids"].offsets())
+
+
+def _real(padded: torch.Tensor, micro_batch: Any) -> torch.Tensor:
+    """Where (samples, width) holds a token."""
+    lengths = micro_batch["input_ids"].offsets().diff()
+    return torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
+
+
+def _found_in_head() -> torch.Tensor:
+    found = _from_head.get()
+    if not found:
+        raise ConfigError(
+            "this model's forward does not go through verl's fused heads (FusedLinearForPPO, linear_cross_entropy), "
+            "so there is no Σπ² to take. Set actor_rollout_ref.model.use_fused_kernels=False"
+        )
+    return found.pop()
+
+
+def _refuse_head(module: torch.nn.Module) -> None:
+    """verl's fused heads use the head's weight alone: with a bias or a cap their log-probs are not the model's."""
+    config = getattr(module, "config", None)
+    cap = getattr(config, "final_logit_softcapping", None)
+    heads = (part for name, part in module.named_modules() if name.split(".")[-1] == "lm_head")
+    biased = any(getattr(head, "bias", None) is not None for head in heads)
+    if cap or biased:
+        raise ConfigError(
+            f"verl's fused kernels leave out this model's {'logit soft cap' if cap else 'lm_head.bias'}, so log-probs "
+            "and Σπ² would be another model's. Set actor_rollout_ref.model.use_fused_kernels=False"
+        )

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+import torch
 import wrapt
 from packaging.specifiers import SpecifierSet
 
@@ -109,7 +110,7 @@ def _put_in(hook: Hook, module: Any) -> None:
         raise _changed(hook, version, "no such attribute") from None
     if getattr(original, _MARK, None) == hook.id:
         return
-    found = tuple(inspect.signature(original).parameters)
+    found = parameters(original)
     if found[: len(hook.expects)] != hook.expects:
         raise _changed(hook, version, f"parameters ({', '.join(found)})")
     handler = getattr(_handler_module(hook), hook.handler.partition(":")[2])
@@ -117,6 +118,14 @@ def _put_in(hook: Hook, module: Any) -> None:
         handler()
     else:
         setattr(owner, name, _wrapped(hook, original, handler))
+
+
+def parameters(target: Any) -> tuple[str, ...]:
+    """The names of a function's parameters; `Function.apply` of autograd takes those of its `forward`, less ctx."""
+    function = getattr(target, "__self__", None)
+    if isinstance(function, type) and issubclass(function, torch.autograd.Function):
+        return tuple(inspect.signature(function.forward).parameters)[1:]
+    return tuple(inspect.signature(target).parameters)
 
 
 def _wrapped(hook: Hook, original: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from verl_otb.errors import ConfigError, VerlOtbError
 from verl_otb.integration.config import SUM_PI_SQUARED, is_otb
 from verl_otb.integration.engine import ASK, FIELD
 from verl_otb.integration.metrics import otb_metrics
+from verl_otb.kernels import chosen
 
 logger = logging.getLogger("verl_otb")
 
@@ -61,8 +62,9 @@ def advantage_step(original: Any, self: Any, batch: Any, metrics: dict[str, Any]
     if not getattr(self, "_verl_otb_said", False):
         self._verl_otb_said = True
         logger.info(
-            "OTB is active: estimator %s, Σπ² from the actor's old-log-prob pass, kernel: streamed torch",
+            "OTB is active: estimator %s, Σπ² from the actor's old-log-prob pass by the %s kernel",
             self.config.algorithm.adv_estimator,
+            chosen(self.config.trainer.device),
         )
     step = _Step(batch.partition_id)
     token = _step.set(step)

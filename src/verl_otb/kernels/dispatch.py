@@ -22,14 +22,17 @@ if TYPE_CHECKING:
 PartialsFunction = Callable[[Tensor, Tensor | None, int, Tensor | None], Tensor]
 
 
-def chosen(tensor: Tensor, impl: str = "auto", process_group: ProcessGroup | None = None) -> str:
-    """What `impl` means for these logits (or hidden states): "reference", "torch" or "triton".
+def chosen(
+    where: Tensor | torch.device | str, impl: str = "auto", process_group: ProcessGroup | None = None
+) -> str:
+    """What `impl` means for these logits (or hidden states), or on this device: "reference", "torch" or "triton".
 
     "auto" is Triton on a GPU where Triton is installed, torch elsewhere.
     """
-    check_impl(impl, tensor.device, process_group)
+    device = where.device if isinstance(where, Tensor) else torch.device(where)
+    check_impl(impl, device, process_group)
     if impl == "auto":
-        return "triton" if tensor.device.type == "cuda" and find_spec("triton") else "torch"
+        return "triton" if device.type == "cuda" and find_spec("triton") else "torch"
     return impl
 
 
