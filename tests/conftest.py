@@ -10,7 +10,7 @@ import pytest
 # verl takes its platform from here when it is first imported, by whichever test.
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 
-import verl_run  # noqa: E402
+import verl_run
 
 
 @pytest.fixture(scope="session")
