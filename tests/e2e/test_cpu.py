@@ -9,14 +9,6 @@ pytestmark = pytest.mark.e2e
 def test_critic_and_reference_policy(run_verl):
     run = run_verl(
         "algorithm.adv_estimator=gae",
-        "critic.enable=True",
-        "critic.strategy=fsdp2",
-        "critic.ppo_mini_batch_size=4",
-        "critic.use_dynamic_bsz=True",
-        "critic.model.path=${actor_rollout_ref.model.path}",
-        "critic.model.tokenizer_path=${actor_rollout_ref.model.path}",
-        "+critic.model.override_config.attn_implementation=sdpa",
-        "critic.model.enable_gradient_checkpointing=False",
         "actor_rollout_ref.actor.use_kl_loss=True",
         "trainer.total_training_steps=2",
     )
