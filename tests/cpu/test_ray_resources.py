@@ -15,10 +15,10 @@ def tiny(*overrides: str):
 @pytest.mark.parametrize(
     ("overrides", "cpus", "gpus"),
     [
-        ([], 6, 1),
-        (["trainer.n_gpus_per_node=2"], 9, 2),
-        (["transfer_queue.backend.SimpleStorage.num_data_storage_units=8"], 13, 1),
-        (["trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1"], 8, 2),
+        ([], 5, 1),
+        (["trainer.n_gpus_per_node=2"], 8, 2),
+        (["transfer_queue.backend.SimpleStorage.num_data_storage_units=8"], 12, 1),
+        (["trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1"], 7, 2),
     ],
 )
 def test_filled_in(overrides, cpus, gpus):
@@ -37,7 +37,7 @@ def test_what_the_user_sets_is_kept():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("ray_kwargs.ray_init.num_cpus=5", r"num_cpus=5 is too few: this run takes 6"),
+        ("ray_kwargs.ray_init.num_cpus=4", r"num_cpus=4 is too few: this run takes 5"),
         ("+ray_kwargs.ray_init.num_gpus=0", r"num_gpus=0 is too few: this run takes 1"),
     ],
 )

@@ -15,7 +15,6 @@ from omegaconf import DictConfig, open_dict
 CPUS_PER_TRAINING_GPU = 3  # ResourcePoolManager.max_colocate_count
 CPUS_PER_STANDALONE_GPU = 2  # RolloutReplica.init_standalone
 CPUS_FOR_TRANSFER_QUEUE = 1  # its controller; each storage unit takes one more
-CPUS_SPARE = 1  # most actors hold none, but Ray places them only where one is free
 
 
 def required(config: DictConfig) -> tuple[int, int]:
@@ -30,7 +29,7 @@ def required(config: DictConfig) -> tuple[int, int]:
     standalone_gpus = rollout.nnodes * rollout.n_gpus_per_node  # nnodes is 0 unless rollout has GPUs of its own
     cpus = CPUS_PER_TRAINING_GPU * training_gpus + CPUS_PER_STANDALONE_GPU * standalone_gpus
     cpus += CPUS_FOR_TRANSFER_QUEUE + config.transfer_queue.backend.SimpleStorage.num_data_storage_units
-    return cpus + CPUS_SPARE, training_gpus + standalone_gpus
+    return cpus, training_gpus + standalone_gpus
 
 
 def fit(config: DictConfig) -> None:
