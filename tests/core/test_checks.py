@@ -98,10 +98,14 @@ def test_bounds_in_half_precision(dtype):
         optimal_token_advantages(**batch)
 
 
-def test_a_reward_under_a_masked_token_counts():
+@pytest.mark.parametrize("column", [0, 3])
+def test_a_reward_under_a_masked_token_counts(column):
+    """Before the row's first unmasked token, where no advantage would show it, as after its last."""
     batch = good_batch()
-    batch["token_level_rewards"][0, 3] = NAN
-    with pytest.raises(InputError, match=r"token_level_rewards: .* found nan at row 0, column 3, uid 'p0'"):
+    batch["response_mask"][0, column] = 0
+    batch["token_level_rewards"][0, column] = NAN
+    says = rf"token_level_rewards: .* found nan at row 0, column {column}, uid 'p0'"
+    with pytest.raises(InputError, match=says):
         optimal_token_advantages(**batch)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_batches import ALIGNMENTS, batches, poisoned
 
-from verl_otb.core import advantage, optimal_token_advantages, optimal_token_baseline
+from verl_otb.core import advantage, optimal_token_advantages, optimal_token_baseline, reward_to_go
 
 FIELDS = Definition._fields
 
@@ -162,6 +162,11 @@ def test_long_rows_and_a_huge_penalty(align):
     returns = torch.tensor(truth.returns, dtype=torch.float64)
     torch.testing.assert_close(result.returns[:, 1:].double(), returns[:, 1:], rtol=0, atol=1e-5)
     assert (result.advantages[:, 0].double() - advantages[:, 0]).abs().max() <= 1e-6 * (1 + 1e8)
+
+
+def test_a_huge_reward_takes_no_digit_from_later_returns_in_float32():
+    rewards = torch.tensor([-1e8, 0.25, 0.5])
+    assert torch.equal(reward_to_go(rewards)[1:], torch.tensor([0.75, 0.5]))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-18, 1.0, 1e18, 1e30])

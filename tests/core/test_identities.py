@@ -46,6 +46,7 @@ def test_1_no_energy_means_a_certain_token(dtype):
     """w = 0 exactly when π_a = 1."""
     one = torch.ones((), dtype=dtype)
     assert token_energy(0 * one, one) == 0
+    assert token_energy(1e-3 * one, one) == 0  # a rounding above 0 counts as 0
     almost = torch.nextafter(one, 0 * one)
     assert token_energy(almost.log(), almost.square()) > 0
 
