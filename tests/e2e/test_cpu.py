@@ -12,6 +12,7 @@ def test_critic_and_reference_policy_on_two_ranks(run_verl):
         "actor_rollout_ref.actor.use_kl_loss=True",
         "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=2",
+        timeout=450,
     )
     assert len(run.metrics) == 2
     for line in run.metrics:
@@ -27,7 +28,7 @@ def test_a_failed_weight_sync_ends_the_run_with_its_cause(run_verl):
     run = run_verl(
         "algorithm.adv_estimator=grpo",
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.hidden_size=32",
-        timeout=240,
+        timeout=400,
         expect_success=False,
     )
     assert run.returncode == 1
