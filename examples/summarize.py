@@ -21,7 +21,8 @@ def mean_of(steps: list[dict], key: str) -> str:
 
 
 def table(out_dir: Path) -> str:
-    steps = [json.loads(line)["data"] for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line)["data"] for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if REWARD in line]  # a validation before the first step is a line of its own
     usage = json.loads((out_dir / "usage.json").read_text())
     window = max(1, min(WINDOW, len(steps) // 2))
     minutes, seconds = divmod(round(usage["wall_seconds"]), 60)

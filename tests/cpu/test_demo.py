@@ -45,7 +45,8 @@ def test_table(tmp_path, otb):
             {"step": step, "data": {"critic/score/mean": step, "perf/total_num_tokens": 1000, **baseline}}
         )
 
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(line, range(1, 31))) + "\n")
+    validation = json.dumps({"step": 0, "data": {"val-core/tiny/addition/acc/mean@1": 0.5}})
+    (tmp_path / "metrics.jsonl").write_text("\n".join([validation, *map(line, range(1, 31))]) + "\n")
     (tmp_path / "usage.json").write_text('{"wall_seconds": 200.4, "peak_bytes": 5368709120}')
     script = REPOSITORY / "examples" / "summarize.py"
     table = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=True).stdout
