@@ -42,8 +42,9 @@ lock:            ## write uv.lock: both environments, hashes, no host
 demo: env        ## train a tiny model with OTB on this machine (minutes)
 	bash examples/run_tiny_cpu.sh
 
+# Two at once: a whole run of verl is mostly imports, one after the other, on one core.
 test: env        ## everything, end to end included
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 test-fast: env   ## without the end-to-end runs
 	$(PY) -m pytest -m 'not e2e'
