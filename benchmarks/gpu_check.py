@@ -33,7 +33,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 TOKENS, VOCABULARY, WIDTH = ((8_192, 24_576), 151_936, 4_096) if ON_GPU else ((3, 5), 5_000, 16)
 CANDIDATES = [  # num_warps, per_thread, depth, num_stages
     Launch(1, 8, 4, 1), Launch(1, 8, 8, 1), Launch(2, 8, 4, 1), Launch(4, 8, 2, 1), Launch(4, 8, 4, 1),
-    Launch(8, 8, 2, 1), Launch(4, 8, 2, 3), Launch(8, 8, 2, 3),
+    Launch(8, 8, 1, 1), Launch(8, 8, 2, 1), Launch(8, 8, 4, 1), Launch(4, 8, 2, 3), Launch(8, 8, 2, 3),
 ]  # fmt: skip
 MIB = 1 << 20
 if "LAUNCH" in os.environ:

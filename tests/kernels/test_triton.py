@@ -72,7 +72,7 @@ def test_triton_compiles_for_a_gpu(dtype, temperature):
         "column_stride": 1, "pieces": 1, "HAS_LABELS": True, "HAS_TEMPERATURE": temperature,
         "DEPTH": launch.depth, "LANES": launch.lanes, "STAGES": launch.num_stages,
     }  # fmt: skip
-    pointers = {"logits": f"*{dtype}", "labels": "*i64", "temperature": "*fp32", "planes": "*fp32"}
+    pointers = {"logits": f"*{dtype}", "labels": "*i64", "temperature": "*fp32", "planes": "*fp64"}
     integers = dict.fromkeys(("row_stride", "vocabulary", "first", "width"), "i32")
     names = triton_kernels.partials_kernel.arg_names
     known = {**dict.fromkeys(constants, "constexpr"), **pointers, **integers}

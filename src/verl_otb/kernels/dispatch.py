@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from . import reference, streamed
+from . import compiled, reference, streamed
 from .checks import as_rows, check_head, check_impl, check_labels, check_logits, check_temperature
 from .linear import joined_partials as linear_joined_partials
 from .linear import scaled_logits
@@ -36,9 +36,9 @@ def chosen(
     return impl
 
 
-def partials_function(impl: str) -> PartialsFunction:
+def partials_function(impl: str, device: torch.device, tokens: int, vocabulary: int) -> PartialsFunction:
     if impl == "torch":
-        return streamed.partials
+        return compiled.partials if compiled.worth_it(device, tokens, vocabulary) else streamed.partials
     from .triton_kernels import partials  # late: Triton is not imported before it is wanted
 
     return partials
@@ -48,7 +48,8 @@ def joined_partials(
     logits: Tensor, labels: Tensor | None, first: int, temperature: Tensor | None, impl: str
 ) -> Partials:
     """Sums over these columns of the vocabulary, which start at `first`."""
-    partials = partials_function(impl)
+    tokens = logits.shape[:-1].numel()
+    partials = partials_function(impl, logits.device, tokens, logits.shape[-1])
 
     def parts() -> Iterator[tuple[slice, Partials]]:
         done = 0
@@ -57,7 +58,7 @@ def joined_partials(
             t = None if temperature is None else temperature[here]
             yield here, join(partials(rows, None if labels is None else labels[here], first, t), t)
 
-    return collect(logits.shape[:-1].numel(), parts(), logits.device)
+    return collect(tokens, parts(), logits.device)
 
 
 @torch.no_grad()
@@ -101,7 +102,8 @@ def token_statistics(
         labels: (...), integers in [0, V).
         temperature: a number, or one value a token of shape (...); applied in float32.
         impl: "auto" (see `chosen`); "reference": plain, on whole tensors, in float64; "torch": streamed in chunks,
-            at most 64 MiB of extra memory; "triton". The last two sum in float32, in blocks.
+            at most 64 MiB of extra memory, by torch.compile where that pays on a CPU and a C++ compiler is there;
+            "triton". The last two sum in float32, in blocks.
         process_group: the ranks over which the vocabulary is split evenly, in rank order. `logits` are then this
             rank's columns, `labels` count in the whole vocabulary, and every rank gets the whole's statistics.
 
@@ -164,5 +166,6 @@ def linear_token_statistics(
         logits = scaled_logits(rows, weight, bias, divisor)
         found = reference.token_statistics(logits, flat, None)
         return TokenStatistics(*(statistic.view(shape) for statistic in found))
-    joined = linear_joined_partials(rows, weight, bias, flat, divisor, partials_function(impl))
+    partials = partials_function(impl, hidden.device, len(rows), len(weight))
+    joined = linear_joined_partials(rows, weight, bias, flat, divisor, partials)
     return TokenStatistics(*(statistic.view(shape) for statistic in statistics_of(joined)))

@@ -9,9 +9,12 @@ Pieces with different m join by rescaling, and over the whole vocabulary
 
     log π_v = (z_v − m) − log a        Σ π² = b / a²        entropy = −Σ π log π = log a − c / a
 
-Kernels hand over one float32 tensor (5, tokens, pieces), its planes in the order of `Partials`. There m and the
-label's logit are as read, undivided by the temperature. A piece of only −inf has m = −inf and sums 0; one with NaN
-or +inf has NaN sums.
+Kernels hand over one wide tensor (5, tokens, pieces), its planes in the order of `Partials`. There m and the label's
+logit are as read, undivided by the temperature. A piece of only −inf has m = −inf and sums 0; one with NaN or +inf has
+NaN sums.
+
+Terms are float32, and so are sums of a few dozen of them; larger sums are wide or compensated. A long float32 sum that
+has the likeliest token's 1 in it loses the small terms: 1e-6 and more of a peaked row's a.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ def rescale(partials: Partials, to_max: Tensor) -> Partials:
 
 def join(planes: Tensor, temperature: Tensor | None = None) -> Partials:
     """(5, tokens, pieces) as kernels hand them over → the sums over all pieces."""
-    pieces = Partials(*planes.to(wide(planes.device)).unbind())
+    pieces = Partials(*planes.unbind())
     if temperature is not None:
         scaled = (pieces.max / temperature[:, None], pieces.label_logit / temperature[:, None])
         pieces = pieces._replace(max=scaled[0], label_logit=scaled[1])

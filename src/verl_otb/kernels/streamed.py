@@ -8,9 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .partials import wide
+
 # e^{−43}: terms below it cannot show in a float32 sum that has a 1 in it, even 10⁷ of them. With the bound
 # −inf · 0 cannot occur, and neither the terms nor their squares become denormal numbers, which are slow.
 LOWEST = -43.0
+BLOCK = 1024
 # Elements of a float32 buffer. On a CPU both stay in the cache; on a GPU a chunk must be worth its launches.
 CHUNK_ON_CPU, CHUNK_ON_DEVICE = 5 << 18, 6 << 20
 
@@ -34,8 +37,17 @@ def label_logits(logits: Tensor, labels: Tensor, first: int) -> Tensor:
     return found.float().where(inside, 0.0)
 
 
+def sum_in_blocks(terms: Tensor) -> Tensor:
+    """(rows, columns) float32 → (rows,) wide: no float32 sum is longer than a block."""
+    rows, columns = terms.shape
+    whole = columns // BLOCK * BLOCK
+    blocks = terms[:, :whole].view(rows, whole // BLOCK, BLOCK).sum(-1)
+    dtype = wide(terms.device)
+    return blocks.sum(-1, dtype=dtype) + terms[:, whole:].sum(-1, dtype=dtype)
+
+
 def partials(logits: Tensor, labels: Tensor | None, first: int, temperature: Tensor | None) -> Tensor:
-    """The planes of `Partials`, (5, tokens, pieces) float32.
+    """The planes of `Partials`, (5, tokens, pieces).
 
     Args:
         logits: (tokens, V), V > 0, of any floating dtype and strides: the columns from `first` of a vocabulary.
@@ -44,7 +56,7 @@ def partials(logits: Tensor, labels: Tensor | None, first: int, temperature: Ten
     """
     tokens, vocabulary = logits.shape
     elements = CHUNK_ON_CPU if logits.device.type == "cpu" else CHUNK_ON_DEVICE
-    planes = logits.new_zeros((5, tokens, math.ceil(vocabulary / elements)), dtype=torch.float32)
+    planes = logits.new_zeros((5, tokens, math.ceil(vocabulary / elements)), dtype=wide(logits.device))
     buffers = logits.new_empty((2, min(elements, logits.numel())), dtype=torch.float32)
     for rows, across in chunks(tokens, vocabulary, elements // vocabulary, elements):
         for piece, columns in enumerate(across):
@@ -58,7 +70,7 @@ def partials(logits: Tensor, labels: Tensor | None, first: int, temperature: Ten
             z.clamp_(min=LOWEST)
             # e^z as 2^{z·log₂e}: torch's exp2 takes half the time of its exp on a CPU.
             torch.exp2(torch.mul(z, math.log2(math.e), out=e), out=e)
-            a, c, b = e.sum(-1), z.mul_(e).sum(-1), e.square_().sum(-1)
+            a, c, b = sum_in_blocks(e), sum_in_blocks(z.mul_(e)), sum_in_blocks(e.square_())
             planes[0, rows, piece] = highest.squeeze(-1)
             planes[1:4, rows, piece] = torch.stack((a, b, c)) * live.squeeze(-1)
     if labels is not None:

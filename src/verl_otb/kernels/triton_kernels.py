@@ -1,8 +1,8 @@
 """Partial sums in one Triton kernel that reads each logit once. Import this module only where Triton is wanted.
 
 One program a row (or a piece of a row, where rows are few) goes through it in blocks of DEPTH × LANES logits. The
-running maximum is one number a program, so the sums are rescaled only when it rises, and each lane keeps its own
-sums, so no float32 sum has more than a few hundred terms.
+running maximum is one number a program, so the sums are rescaled only when it rises. Each lane keeps its own sums, with
+what their rounding dropped beside them (Σ e^{2(z−m)} needs none of it: what it could drop is too small to show).
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def partials_kernel(  # type: ignore[no-untyped-def]
     a = tl.zeros((LANES,), tl.float32)
     b = tl.zeros((LANES,), tl.float32)
     c = tl.zeros((LANES,), tl.float32)
+    a_dropped = tl.zeros((LANES,), tl.float32)
+    c_dropped = tl.zeros((LANES,), tl.float32)
     for start in tl.range(begin, end, DEPTH * LANES, num_stages=STAGES):
         column = start + block
         z = tl.load(base + column * column_stride, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
@@ -67,22 +69,28 @@ def partials_kernel(  # type: ignore[no-untyped-def]
         if top > m:
             shift = tl.maximum(m - top, LOWEST)
             weight = tl.exp2(shift * scale)
+            c_dropped = (c_dropped + shift * a_dropped) * weight
             c = (c + shift * a) * weight
+            a_dropped = a_dropped * weight
             a = a * weight
             b = b * (weight * weight)
             m = top
         d = z - tl.where(m == float("-inf"), 0.0, m)
         bounded = tl.maximum(d, LOWEST)
         e = tl.exp2(tl.fma(d, scale, bounded * rest) if HAS_TEMPERATURE else d * scale)
-        a += tl.sum(e, axis=0)
         b += tl.sum(e * e, axis=0)
-        c += tl.sum(bounded * e, axis=0)
+        a_before, a_more = a, tl.sum(e, axis=0)
+        a = a_before + a_more
+        a_dropped += a_more - (a - a_before)
+        c_before, c_more = c, tl.sum(bounded * e, axis=0)
+        c = c_before + c_more
+        c_dropped += c_more - (c - c_before)
     here = planes + row * pieces + piece
     plane = tl.num_programs(0).to(tl.int64) * pieces
     tl.store(here, m)
-    tl.store(here + plane, tl.sum(a, axis=0))
+    tl.store(here + plane, tl.sum(a, axis=0).to(tl.float64) + tl.sum(a_dropped, axis=0))
     tl.store(here + 2 * plane, tl.sum(b, axis=0))
-    tl.store(here + 3 * plane, tl.sum(c, axis=0) / t)
+    tl.store(here + 3 * plane, (tl.sum(c, axis=0).to(tl.float64) + tl.sum(c_dropped, axis=0)) / t)
     z_label = 0.0
     if HAS_LABELS:
         label = tl.load(labels + row) - first
@@ -112,7 +120,7 @@ def partials(
         pieces = math.ceil(PROGRAMS_PER_PROCESSOR * processors(logits.device) / max(1, tokens))
     width = math.ceil(blocks / min(pieces, blocks)) * step
     pieces = math.ceil(vocabulary / width)
-    planes = torch.empty((5, tokens, pieces), dtype=torch.float32, device=logits.device)
+    planes = torch.empty((5, tokens, pieces), dtype=torch.float64, device=logits.device)
     if tokens:
         partials_kernel[(tokens, pieces)](
             logits, logits if labels is None else labels, logits if temperature is None else temperature, planes,
