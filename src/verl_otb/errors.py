@@ -57,3 +57,23 @@ class HookTargetChanged(VerlOtbError):
             f'Install "verl{self.supported}", or a verl-otb that supports {self.verl}, '
             "or choose another estimator to train without it."
         )
+
+
+class UnsupportedVerl(VerlOtbError):
+    """The installed verl is not one that the hooks were read against.
+
+    Attributes:
+        verl: the version found.
+        supported: the versions that this verl-otb fits, as a specifier.
+    """
+
+    def __init__(self, verl: str, supported: str) -> None:
+        super().__init__(verl, supported)
+        self.verl, self.supported = verl, supported
+
+    def __str__(self) -> str:
+        return (
+            f"verl {self.verl} is installed, and this verl-otb supports verl {self.supported}. "
+            f'Install "verl{self.supported}", or a verl-otb that supports {self.verl}, '
+            "or choose another estimator to train without it."
+        )

@@ -5,8 +5,9 @@ import logging
 import pytest
 from verl_config import MICRO_BATCHES, OTB, verl_config
 
-from verl_otb.errors import ConfigError
+from verl_otb.errors import ConfigError, UnsupportedVerl
 from verl_otb.integration.config import check, options
+from verl_otb.integration.heads import check_fused, refuse_left_out
 
 
 def test_a_good_run_passes():
@@ -30,6 +31,8 @@ def test_without_sum_pi_squared(name):
         ("+algorithm.otb.handle_zero_tial=True", r"no key 'handle_zero_tial'; it knows handle_zero_tail"),
         ("+algorithm.otb.handle_zero_tail=maybe", "is to be true or false, found 'maybe'"),
         ("+algorithm.otb=yes", "algorithm.otb is to be a section"),
+        ("+algorithm.otb=false", "algorithm.otb is to be a section of keys, found False"),
+        ("+algorithm.otb={1: true}", "no key '1'"),
     ],
 )
 def test_refused(override, message):
@@ -46,6 +49,51 @@ def test_a_group_of_one_warns(caplog):
     with caplog.at_level(logging.WARNING, "verl_otb"):
         check(verl_config(*OTB, "actor_rollout_ref.rollout.n=1"))
     assert "every advantage is the plain return" in caplog.text
+
+
+def test_a_discount_warns(caplog):
+    with caplog.at_level(logging.WARNING, "verl_otb"):
+        check(verl_config(*OTB, "algorithm.gamma=0.5"))
+    assert "algorithm.gamma=0.5 is not used" in caplog.text
+
+
+def test_a_verl_out_of_range_is_refused_with_every_hook_waiting_or_in(monkeypatch):
+    import verl
+
+    monkeypatch.setattr(verl, "__version__", "0.10.0")
+    with pytest.raises(UnsupportedVerl, match=r'verl 0.10.0 is installed.*Install "verl>=0.9,<0.10"'):
+        check(verl_config(*OTB))
+    check(verl_config("algorithm.adv_estimator=grpo"))
+
+
+@pytest.fixture
+def fused(tiny_task):
+    def make(*overrides):
+        path, fused = (
+            f"actor_rollout_ref.model.path={tiny_task.model}",
+            "actor_rollout_ref.model.use_fused_kernels=True",
+        )
+        return verl_config(*OTB, path, fused, *overrides).actor_rollout_ref
+
+    return make
+
+
+def test_fused_kernels_with_an_untied_head_under_fsdp2(fused):
+    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.actor\.strategy=fsdp, or"):
+        check_fused(fused("actor_rollout_ref.actor.strategy=fsdp2"))
+    check_fused(fused("actor_rollout_ref.actor.strategy=fsdp"))
+    tied = "+actor_rollout_ref.model.override_config.tie_word_embeddings=true"
+    check_fused(fused("actor_rollout_ref.actor.strategy=fsdp2", tied))
+
+
+def test_fused_kernels_with_logits_that_verl_leaves_out():
+    from transformers import CohereConfig, Gemma2Config, GraniteConfig, Qwen3Config
+
+    for config in (Gemma2Config(final_logit_softcapping=30.0), GraniteConfig(logits_scaling=8.0), CohereConfig()):
+        with pytest.raises(ConfigError, match=r"leave out.*use_fused_kernels=False"):
+            refuse_left_out(config)
+    refuse_left_out(Qwen3Config())
+    refuse_left_out(GraniteConfig(logits_scaling=1.0))
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo", "reinforce_plus_plus"])

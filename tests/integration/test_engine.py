@@ -45,10 +45,9 @@ def test_is_that_of_the_model_in_float64(worker, tiny_task, temperature):
 
 @pytest.fixture(scope="module")
 def bfloat16_worker(tiny_task):
-    precision = "{param_dtype: bf16, reduce_dtype: fp32, buffer_dtype: fp32}"
     return training_worker(
         tiny_task.model,
-        f"actor_rollout_ref.actor.fsdp_config.mixed_precision={precision}",
+        "++actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16",
         "actor_rollout_ref.model.use_remove_padding=True",
     )
 
@@ -154,7 +153,7 @@ class TestFusedKernels:
 
     def test_a_head_that_verl_reads_wrongly_is_refused(self, fused_worker, monkeypatch):
         monkeypatch.setattr(fused_worker.engine.module.config, "final_logit_softcapping", 30.0, raising=False)
-        with pytest.raises(ConfigError, match=r"logit soft cap.*use_fused_kernels=False"):
+        with pytest.raises(ConfigError, match=r"final_logit_softcapping=30.0.*use_fused_kernels=False"):
             log_prob_pass(fused_worker, token_fields(LENGTHS), **{ASK: True})
 
     def test_a_forward_without_a_fused_head_is_refused(self, fused_worker, monkeypatch):

@@ -172,8 +172,8 @@ def test_a_verl_out_of_range_is_refused_at_use(tmp_path):
         "verl/trainer/ppo/v1/trainer_base.py": trainer,
     }
     done = python(USE.replace("verl.utils.config", "verl.trainer.ppo.v1.trainer_base"), stub_verl(tmp_path, **files))
-    assert "does not fit verl 0.10.0" in done.stdout, done.stderr
-    assert "found     verl 0.10.0" in done.stdout
+    assert "UnsupportedVerl verl 0.10.0 is installed" in done.stdout, done.stderr
+    assert "hook `trainer.old_log_prob` does not fit verl 0.10.0" in done.stderr
 
 
 def test_strict_ends_the_process(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_otb.errors import ConfigError
+from verl_otb.integration.heads import check_fused
 from verl_otb.integration.patching import require_hooks
 
 logger = logging.getLogger("verl_otb")
@@ -48,11 +49,12 @@ def options(algorithm: Mapping[str, Any] | None) -> Options:
     Raises:
         ConfigError: for a key or a value that is not one of `Options`.
     """
-    section = (algorithm.get("otb", None) if algorithm else None) or {}
+    section = algorithm.get("otb", None) if algorithm else None
+    section = {} if section is None else section
     if not isinstance(section, Mapping | DictConfig):
         raise ConfigError(f"algorithm.otb is to be a section of keys, found {section!r}.")
     known = {field.name for field in fields(Options)}
-    unknown = sorted(set(section) - known)
+    unknown = sorted(map(str, set(section) - known))
     if unknown:
         raise ConfigError(
             f"algorithm.otb has no key {', '.join(map(repr, unknown))}; it knows {', '.join(sorted(known))}. "
@@ -73,7 +75,7 @@ def check(config: Any, trainer: str | None = None) -> None:
 
     Raises:
         ConfigError: names what was found and the override to change.
-        HookTargetChanged: this verl is not one that the hooks fit.
+        UnsupportedVerl, HookTargetChanged: this verl is not one that the hooks fit.
     """
     algorithm = config.algorithm
     if not is_otb(algorithm):
@@ -100,6 +102,8 @@ def check(config: Any, trainer: str | None = None) -> None:
                 f"{setting} does not work with {algorithm.adv_estimator} in this version of verl-otb. {instead}, or "
                 "choose another estimator."
             )
+    if algorithm.get("gamma", 1.0) != 1.0:
+        logger.warning("algorithm.gamma=%s is not used: OTB's returns are not discounted.", algorithm.gamma)
     if config.actor_rollout_ref.rollout.n == 1:
         logger.warning(
             "actor_rollout_ref.rollout.n=1: a prompt group of one row has no baseline, so every advantage is the "
@@ -136,6 +140,8 @@ def before_validate_config(original: Any, config: Any, *args: Any, **kwargs: Any
 def before_workers(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook `config.trainer`."""
     check(self.config, "v1")
+    if is_otb(self.config.algorithm):
+        check_fused(self.config.actor_rollout_ref)
     return original(self, *args, **kwargs)
 
 

@@ -17,6 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils import torch_functional as verl_F
 
 from verl_otb.errors import ConfigError
+from verl_otb.integration.heads import INSTEAD, refuse_left_out, refuse_sharded
 from verl_otb.kernels import linear_token_statistics, sum_pi_squared, token_statistics
 
 # Our own request, not verl's calculate_sum_pi_squared: verl then leaves its own formula alone, and whoever sets
@@ -59,6 +60,7 @@ def fused_linear(
     found = _from_head.get()
     if found is None:
         return original(self, hidden_states, vocab_weights, input_ids, temperature, *args, **kwargs)
+    refuse_sharded(isinstance(vocab_weights, DTensor))
     statistics = linear_token_statistics(hidden_states, vocab_weights, input_ids, temperature=temperature)
     found.append(statistics.sum_pi_squared)
     return statistics.log_probs, statistics.entropy
@@ -168,19 +170,17 @@ def _found_in_head() -> torch.Tensor:
     if not found:
         raise ConfigError(
             "this model's forward does not go through verl's fused heads (FusedLinearForPPO, linear_cross_entropy), "
-            "so there is no Σπ² to take. Set actor_rollout_ref.model.use_fused_kernels=False"
+            f"so there is no Σπ² to take. {INSTEAD}"
         )
     return found.pop()
 
 
 def _refuse_head(module: torch.nn.Module) -> None:
     """verl's fused heads use the head's weight alone: with a bias or a cap their log-probs are not the model's."""
-    config = getattr(module, "config", None)
-    cap = getattr(config, "final_logit_softcapping", None)
+    refuse_left_out(module.config)
     heads = (part for name, part in module.named_modules() if name.split(".")[-1] == "lm_head")
-    biased = any(getattr(head, "bias", None) is not None for head in heads)
-    if cap or biased:
+    if any(getattr(head, "bias", None) is not None for head in heads):
         raise ConfigError(
-            f"verl's fused kernels leave out this model's {'logit soft cap' if cap else 'lm_head.bias'}, so log-probs "
-            "and Σπ² would be another model's. Set actor_rollout_ref.model.use_fused_kernels=False"
+            "this model's lm_head has a bias, which verl's fused kernels leave out, so log-probs and Σπ² would be "
+            f"another model's. {INSTEAD}"
         )

@@ -3,8 +3,10 @@
 Install, uninstall, the README's table and the contract tests all come from `HOOKS`. This module imports nothing of
 verl: a hook is put in when verl itself imports the module that it names (see `patching`).
 
-Every target is either the attribute of a class or a global of the module that *uses* it, never the module that
-defines it: `from a import f` copies `f`, so a hook on `a.f` would come too late wherever the copy was made before.
+A target is a class attribute, or a global of the module that *uses* it: `from a import f` copies `f`, so a hook on
+`a.f` would come too late wherever the copy was made before. Two globals are hooked where they are defined, because
+their users copy them later than any plugin is loaded: `validate_config` (main_ppo, which imports verl first) and
+`linear_cross_entropy` (imported within the forward that uses it).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import torch
 import wrapt
 from packaging.specifiers import SpecifierSet
 
-from verl_otb.errors import HookTargetChanged, VerlOtbError
+from verl_otb.errors import HookTargetChanged, UnsupportedVerl, VerlOtbError
 from verl_otb.integration.hooks import HOOKS, SUPPORTED, Hook
 
 logger = logging.getLogger("verl_otb")
@@ -70,7 +70,15 @@ def status() -> dict[str, str | VerlOtbError]:
 
 
 def require_hooks() -> None:
-    """Raise the stored reason if a hook does not fit this verl. Called wherever OTB is about to be used."""
+    """Refuse a verl out of range, and raise the stored reason if a hook does not fit. Called wherever OTB is about
+    to be used; hooks that still wait for their module say nothing, so the version is looked at by itself.
+
+    Raises:
+        UnsupportedVerl, HookTargetChanged, VerlOtbError
+    """
+    version = verl_version()
+    if not SpecifierSet(SUPPORTED).contains(version, prereleases=True):
+        raise UnsupportedVerl(version, SUPPORTED)
     for reason in _status.values():
         if isinstance(reason, VerlOtbError):
             raise reason
