@@ -51,6 +51,7 @@ test-fast: env   ## without the end-to-end runs
 
 lint: env        ## ruff and mypy
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check -q .
 	$(PY) -m mypy
 
 clean:           ## remove the environment and what runs left

@@ -127,9 +127,7 @@ def main() -> None:
             row |= {"group_size": args.group_size, "threads": args.threads}
             row |= {f"{name}_ms": round(1e3 * statistics.median(t), 1) for name, t in seconds.items()}
             row |= {"times_faster": round(ratio, 2)}
-            row |= {
-                f"{name}_copies": round(m / copy, 2) for name, m in zip(("verl", "verl_otb"), memory, strict=True)
-            }
+            row |= {f"{name}_copies": round(m / copy, 2) for name, m in zip(("verl", "verl_otb"), memory, strict=True)}
             table.append(row)
             print({k: v for k, v in row.items()}, file=sys.stderr)
     args.csv.parent.mkdir(exist_ok=True)

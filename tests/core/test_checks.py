@@ -126,6 +126,13 @@ def test_rewards_that_overflow_together():
         optimal_token_advantages(**batch)
 
 
+def test_rewards_that_overflow_in_the_middle_of_a_row():
+    batch = good_batch()
+    batch["token_level_rewards"][0, :3] = torch.tensor([-3e38, 3e38, 3e38])
+    with pytest.raises(InputError, match=r"token_level_rewards: expected a sum that float32 can hold"):
+        optimal_token_advantages(**batch)
+
+
 def test_a_bad_value_late_in_a_large_batch():
     """In the last of several blocks, with its groups interleaved: the position is the batch's."""
     rows, tokens = 4096, 256

@@ -104,9 +104,7 @@ def optimal_token_baseline(
 
 
 @torch.no_grad()
-def _estimate(
-    inputs: Inputs, index: Any, align: Align, handle_zero_tail: bool, *, fields: int
-) -> list[torch.Tensor]:
+def _estimate(inputs: Inputs, index: Any, align: Align, handle_zero_tail: bool, *, fields: int) -> list[torch.Tensor]:
     """The first so many fields of OptimalTokenBaseline."""
     if align not in ("position", "token"):
         raise InputError(f'align: expected "position" or "token", found {align!r}.', "align")
@@ -157,11 +155,11 @@ def _read_block(
         return zero_unless(keep, block.take(x).to(torch.float64, copy=True))
 
     returns = reward_to_go(block.take(inputs.token_level_rewards).double())
-    # A row's first return is the sum of its rewards. Rows without tokens take no part.
-    row_sums = zero_unless(-live.amax(-1), returns[..., 0].clone())
+    # Rows without tokens take no part. amax passes NaN on.
+    largest_returns = zero_unless(-live.amax(-1), returns.abs().amax(-1))
     log_probs, sum_pi_squared = masked(inputs.old_log_probs), masked(inputs.sum_pi_squared)
     weights = None if inputs.rollout_is_weights is None else masked(inputs.rollout_is_weights)
-    good = all_good(block.take(inputs.response_mask), row_sums, log_probs, sum_pi_squared, weights)
+    good = all_good(block.take(inputs.response_mask), largest_returns, log_probs, sum_pi_squared, weights)
     # A masked token has log-prob 0 and Σπ² 0 now, and so no energy. Its column may still go on with the row's sum.
     energy = token_energy(log_probs, sum_pi_squared)
     realized = realized_energy(energy, weights)

@@ -10,6 +10,7 @@ from verl_otb.core.returns import reward_to_go
 from verl_otb.errors import InputError
 
 _LARGEST = torch.finfo(torch.float32).max  # the results are float32: what float32 cannot hold is not finite
+_LARGEST_RETURN = _LARGEST / 2  # an advantage is the difference of two returns, and is to be finite too
 
 # What an unmasked token may hold. The slack is for rounding in other people's reductions and for bfloat16.
 BOUNDS = {
@@ -73,7 +74,7 @@ def check_shapes(inputs: Inputs, index: Any) -> list[Any]:
 
 def all_good(
     response_mask: torch.Tensor,
-    row_sums: torch.Tensor,
+    largest_returns: torch.Tensor,
     log_probs: torch.Tensor,
     sum_pi_squared: torch.Tensor,
     importance_weights: torch.Tensor | None,
@@ -82,10 +83,10 @@ def all_good(
 
     Args:
         response_mask: as it was given.
-        row_sums: sum of each row's rewards, not finite where one of them is not; 0 in fully masked rows.
+        largest_returns: max |G_t| of each row, not finite where one of its rewards is not; 0 in fully masked rows.
         log_probs, sum_pi_squared, importance_weights: 0 under masked tokens, which is within every bound.
     """
-    good = (row_sums.abs() <= _LARGEST).all()
+    good = (largest_returns <= _LARGEST_RETURN).all()
     if response_mask.is_floating_point():
         good &= (response_mask == response_mask.round()).all()
     fields = (response_mask, log_probs, sum_pi_squared, importance_weights)
@@ -101,19 +102,17 @@ def first_fault(inputs: Inputs, uids: list[Any]) -> InputError:
     mask, rewards = inputs.response_mask.double(), inputs.token_level_rewards.double()
     live = mask != 0
     in_use = live.any(-1, keepdim=True)
-    row_sums = reward_to_go(rewards)[:, :1]
+    to_go = reward_to_go(rewards)
     # field, its values, which of them are bad, what was expected
     rules = [
         ("response_mask", mask, live & (mask != 1), "0 or 1"),
         ("token_level_rewards", rewards, in_use & ~(rewards.abs() <= _LARGEST), "a finite number"),
-        ("token_level_rewards", row_sums, in_use & ~(row_sums.abs() <= _LARGEST), "a sum that float32 can hold"),
+        ("token_level_rewards", to_go, in_use & ~(to_go.abs() <= _LARGEST_RETURN), "a sum that float32 can hold"),
     ]
     for field, (low, high) in BOUNDS.items():
         if (tensor := getattr(inputs, field)) is not None:
             values = tensor.double()
-            bounds = " and ".join(
-                [f"≥ {low:g}"] * (low != -_LARGEST) + [f"≤ {high:g}"] * (high != _LARGEST)
-            )
+            bounds = " and ".join([f"≥ {low:g}"] * (low != -_LARGEST) + [f"≤ {high:g}"] * (high != _LARGEST))
             rules.append((field, values, live & ~((values >= low) & (values <= high)), f"finite, {bounds}"))
     field, values, bad, expected = next(rule for rule in rules if rule[2].any())
     row, column = bad.nonzero()[0].tolist()

@@ -24,9 +24,7 @@ def token_energy(log_probs: torch.Tensor, sum_pi_squared: torch.Tensor) -> torch
     return others.addcmul(own, own)
 
 
-def realized_energy(
-    token_energy: torch.Tensor, importance_weights: torch.Tensor | None = None
-) -> torch.Tensor:
+def realized_energy(token_energy: torch.Tensor, importance_weights: torch.Tensor | None = None) -> torch.Tensor:
     """W_t = Σ_{j≤t} ρ_j² w_j over the last dimension.
 
     ρ_j² stands inside the sum because each token's term of verl's loss carries its own ρ_j. (The docstring of

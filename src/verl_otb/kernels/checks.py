@@ -66,9 +66,7 @@ def check_labels(labels: Tensor, shape: torch.Size, vocabulary: int) -> Tensor:
     return flat
 
 
-def check_temperature(
-    temperature: float | Tensor, shape: torch.Size, device: torch.device
-) -> Tensor | None:
+def check_temperature(temperature: float | Tensor, shape: torch.Size, device: torch.device) -> Tensor | None:
     """(tokens,) float32, or None where every temperature is 1. On a GPU a bad one makes its own token NaN."""
     if not isinstance(temperature, Tensor):
         if not (math.isfinite(temperature) and temperature > 0):

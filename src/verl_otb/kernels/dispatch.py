@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 PartialsFunction = Callable[[Tensor, Tensor | None, int, Tensor | None], Tensor]
 
 
-def chosen(
-    where: Tensor | torch.device | str, impl: str = "auto", process_group: ProcessGroup | None = None
-) -> str:
+def chosen(where: Tensor | torch.device | str, impl: str = "auto", process_group: ProcessGroup | None = None) -> str:
     """What `impl` means for these logits (or hidden states), or on this device: "reference", "torch" or "triton".
 
     "auto" is Triton on a GPU where Triton is installed, torch elsewhere.
@@ -122,9 +120,7 @@ def token_statistics(
     flat = check_labels(labels, shape, columns * ranks)
     impl = chosen(logits, impl, process_group)
     if impl == "reference":
-        return reference.token_statistics(
-            logits, flat.view(shape), None if scale is None else scale.view(shape)
-        )
+        return reference.token_statistics(logits, flat.view(shape), None if scale is None else scale.view(shape))
     joined = joined_partials(logits, flat, rank * columns, scale, impl)
     if process_group is not None:
         joined = join_over(process_group, joined)
