@@ -20,12 +20,11 @@ BLOCK = 512  # columns with a maximum and sums of their own
 CHUNK = 16 << 20
 WORTH_COMPILING = 1 << 24  # elements: compiling takes seconds, once a process and shape of the vocabulary
 
-Sums = tuple[Tensor, Tensor, Tensor, Tensor]
 failed = False
 
 
-def block_sums(logits: Tensor, temperature: Tensor | None) -> Sums:
-    """(rows, blocks, BLOCK) → m, a, b, c of each block. By exp2, because an inductor stores what an exp gave."""
+def block_sums(logits: Tensor, temperature: Tensor | None) -> Tensor:
+    """(rows, blocks, columns) → m, a, b, c of each block. By exp2, because an inductor stores what an exp gave."""
     z = logits.float()
     m = z.amax(-1)
     live = m != -torch.inf
@@ -34,14 +33,25 @@ def block_sums(logits: Tensor, temperature: Tensor | None) -> Sums:
         d = d / temperature[:, None, None]
     d = d.clamp(min=streamed.LOWEST)
     e = torch.exp2(d * math.log2(math.e))
-    return m, e.sum(-1) * live, (e * e).sum(-1) * live, (d * e).sum(-1) * live
+    return torch.stack((m, e.sum(-1) * live, (e * e).sum(-1) * live, (d * e).sum(-1) * live, torch.zeros_like(m)))
+
+
+def row_sums(logits: Tensor, temperature: Tensor | None) -> Tensor:
+    """(rows, V) → m, a, b, c of each row. Joined in here too: many small operations, each on all threads, are slow
+    where threads have to wait for one another."""
+    whole = logits.shape[1] // BLOCK * BLOCK
+    planes = block_sums(torch.unflatten(logits[:, :whole], -1, (-1, BLOCK)), temperature)
+    if whole < logits.shape[1]:
+        planes = torch.cat((planes, block_sums(logits[:, None, whole:], temperature)), -1)
+    _, *sums = join(planes.to(wide(logits.device)), temperature)
+    return torch.stack((planes[0].amax(-1).to(wide(logits.device)), *sums[:3]))
 
 
 @cache
-def compiled_block_sums() -> Callable[[Tensor, Tensor | None], Sums]:
+def compiled_row_sums() -> Callable[[Tensor, Tensor | None], Tensor]:
     # fullgraph: past its limit of recompilations torch then raises, where else it would run the formulas as they
     # stand, slowly.
-    return torch.compile(block_sums, dynamic=False, fullgraph=True)
+    return torch.compile(row_sums, dynamic=False, fullgraph=True)
 
 
 def worth_it(device: torch.device, tokens: int, vocabulary: int) -> bool:
@@ -67,21 +77,14 @@ def partials(logits: Tensor, labels: Tensor | None, first: int, temperature: Ten
 
 def compiled_partials(logits: Tensor, labels: Tensor | None, first: int, temperature: Tensor | None) -> Tensor:
     tokens, vocabulary = logits.shape
-    blocks = vocabulary // BLOCK
     planes = logits.new_zeros((5, tokens, 1), dtype=wide(logits.device))
     height = max(2, CHUNK // vocabulary)
     for top in range(0, tokens, height):
         rows = slice(min(top, tokens - 2), top + height)  # never one row alone: torch would compile that anew
-        t = None if temperature is None else temperature[rows]
-        whole = torch.unflatten(logits[rows, : blocks * BLOCK], -1, (blocks, BLOCK))
-        for tensor in (whole,) if t is None else (whole, t):
+        chunk, t = logits[rows], None if temperature is None else temperature[rows]
+        for tensor in (chunk,) if t is None else (chunk, t):
             torch._dynamo.mark_dynamic(tensor, 0)
-        sums = compiled_block_sums()(whole, t)
-        pieces = torch.stack((*sums, torch.zeros_like(sums[0]))).to(planes.dtype)
-        if blocks * BLOCK < vocabulary:
-            pieces = torch.cat((pieces, streamed.partials(logits[rows, blocks * BLOCK :], None, 0, t)), -1)
-        planes[0, rows, 0] = pieces[0].amax(-1)
-        planes[1:4, rows, 0] = torch.stack(join(pieces, t)[1:4])
+        planes[:4, rows, 0] = compiled_row_sums()(chunk, t)
     if labels is not None:
         planes[4, :, 0] = streamed.label_logits(logits, labels, first)
     return planes
