@@ -1,6 +1,6 @@
 """Our two estimators against the two that verl brings: time and extra memory, on the same tensors in one run.
 
-    python benchmarks/estimators.py [--rows 1024 --tokens 8192 --group-size 8 --rounds 15 --threads 2]
+    python benchmarks/estimators.py [--rows 1024 --tokens 8192 --group-size 8 --rounds 9 --threads 1 2]
 
 Both are called by the signature that verl's trainer uses. The inputs are such that verl's estimators accept
 them. Runs alternate, so that a busy machine is busy for both; the ratio is the median of each round's ratio.
@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import csv
 import ctypes
+import itertools
 import multiprocessing
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ import torch
 from verl_otb.core import optimal_token_advantages
 
 ALIGN = {"optimal_token_baseline": "position", "tir_optimal_token_baseline": "token"}
+KINDS = ("ragged", "shuffled", "holes")
 RESULTS = Path(__file__).parent / "results" / "estimators.csv"
 
 
@@ -81,12 +83,11 @@ def times(estimator: str, inputs: dict[str, Any], rounds: int) -> dict[str, list
     return {name: values[1:] for name, values in seconds.items()}  # less the warm-up
 
 
-def peak_extra_bytes(estimator: str, name: str, batch_args: tuple[Any, ...], threads: int) -> int:
+def peak_extra_bytes(estimator: str, name: str, kind: str, size: tuple[int, int, int]) -> int:
     """Meant for a fresh process. Linux."""
-    torch.set_num_threads(threads)
     function = implementations(estimator)[name]
     function(**batch("ragged", 16, 64, 8))
-    inputs = batch(*batch_args)
+    inputs = batch(kind, *size)
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to what is resident now
     before = _peak()
@@ -106,47 +107,40 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--csv", type=Path, default=RESULTS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    copy = 4 * args.rows * args.tokens
-    spawn = multiprocessing.get_context("spawn")
+    size = (args.rows, args.tokens, args.group_size)
     table = []
-    for kind in ("ragged", "shuffled", "holes"):
-        batch_args = (kind, args.rows, args.tokens, args.group_size)
-        inputs = batch(*batch_args)
-        for estimator in ALIGN:
+    for kind in KINDS:
+        inputs = batch(kind, *size)
+        for estimator, threads in itertools.product(ALIGN, args.threads):
+            torch.set_num_threads(threads)
             seconds = times(estimator, inputs, args.rounds)
-            ratio = statistics.median(a / b for a, b in zip(seconds["verl"], seconds["verl_otb"], strict=True))
-            with spawn.Pool(1, maxtasksperchild=1) as pool:
-                calls = [(estimator, name, batch_args, args.threads) for name in ("verl", "verl_otb")]
-                memory = pool.starmap(peak_extra_bytes, calls, chunksize=1)
-            row = {"estimator": estimator, "mask": kind, "rows": args.rows, "tokens": args.tokens}
-            row |= {"group_size": args.group_size, "threads": args.threads}
-            row |= {f"{name}_ms": round(1e3 * statistics.median(t), 1) for name, t in seconds.items()}
-            row |= {"times_faster": round(ratio, 2)}
-            row |= {f"{name}_copies": round(m / copy, 2) for name, m in zip(("verl", "verl_otb"), memory, strict=True)}
-            table.append(row)
-            print({k: v for k, v in row.items()}, file=sys.stderr)
+            ratios = [a / b for a, b in zip(seconds["verl"], seconds["verl_otb"], strict=True)]
+            row = {"estimator": estimator, "batch": kind, "threads": threads}
+            row |= {f"{name}_ms": round(1e3 * statistics.median(values), 1) for name, values in seconds.items()}
+            table.append(row | {"times_faster": round(statistics.median(ratios), 2)})
+    del inputs
+
+    copy = 4 * args.rows * args.tokens
+    calls = [(estimator, name, kind, size) for estimator in ALIGN for name in ("verl", "verl_otb") for kind in KINDS]
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        peaks = dict(zip(calls, pool.starmap(peak_extra_bytes, calls, chunksize=1), strict=True))
+    for row, name in itertools.product(table, ("verl", "verl_otb")):
+        row[f"{name}_copies"] = round(peaks[row["estimator"], name, row["batch"], size] / copy, 2)
+
     args.csv.parent.mkdir(exist_ok=True)
     with args.csv.open("w", newline="") as file:
         writer = csv.DictWriter(file, table[0])
         writer.writeheader()
         writer.writerows(table)
-    print(f"verl {_version('verl')}, torch {torch.__version__}, {platform.machine()}, {args.threads} threads")
+    print(f"verl {version('verl')}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores")
     print(f"{args.rows} rows × {args.tokens} tokens, groups of {args.group_size}; medians of {args.rounds} rounds;")
-    print(f"peak extra memory in float32 copies of the batch ({copy / 2**20:.0f} MiB each)\n")
-    columns = ("estimator", "mask", "verl_ms", "verl_otb_ms", "times_faster", "verl_copies", "verl_otb_copies")
-    for values in [columns, *([row[c] for c in columns] for row in table)]:
-        print("{:<28}{:<10}{:>9}{:>13}{:>14}{:>13}{:>17}".format(*values))
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)
+    print(f"copies: peak extra memory in float32 copies of the batch, {copy / 2**20:.0f} MiB each\n")
+    for values in [list(table[0]), *(row.values() for row in table)]:
+        print("{:<28}{:<10}{:>8}{:>9}{:>13}{:>14}{:>13}{:>17}".format(*values))
 
 
 if __name__ == "__main__":

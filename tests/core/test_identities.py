@@ -1,4 +1,4 @@
-"""What the method guarantees, one test an identity, numbered as in the README's facts on the method.
+"""What the method guarantees, one test or more for each of eight identities.
 
 4, 5, 6 and 8 speak of columns with at least two live rows; elsewhere B = 0 and A = G.
 """
