@@ -44,7 +44,7 @@ def test_engine_outputs(worker, sum_pi_squared):
 
     def call():
         out = log_prob_pass(worker, token_fields([(5, 7), (3, 2), (4, 9), (6, 1)]), 0.7, **flags)
-        return {name: out[name].values() for name in out if name != "metrics"}
+        return {name: out[name].values() for name in out.keys() if name != "metrics"}  # noqa: SIM118
 
     inside, outside = with_and_without(call)
     assert ("sum_pi_squared" in inside) == sum_pi_squared
