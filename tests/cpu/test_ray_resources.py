@@ -7,6 +7,15 @@ from verl_config import verl_config
 from verl_otb.cpu.ray_resources import fit, required
 
 
+@pytest.fixture(autouse=True)
+def no_ray_yet(monkeypatch):
+    """As in the driver before verl starts Ray, whatever other tests of this process have started."""
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
 def tiny(*overrides: str):
     paths = ("model.path=x", "data.train_files=x", "data.val_files=x", "reward.custom_reward_function.path=x")
     return verl_config(f"actor_rollout_ref.{paths[0]}", *paths[1:], *overrides, name="otb_tiny_cpu")

@@ -184,18 +184,22 @@ def test_strict_ends_the_process(tmp_path):
     assert "HookTargetChanged" in done.stderr or "does not fit" in done.stderr
 
 
-def test_a_later_wrapper_of_somebody_else_is_not_torn_out(tmp_path):
+@pytest.mark.parametrize("wrap", ["lambda f: lambda *a: f(*a)", "lambda f: functools.wraps(f)(lambda *a: f(*a))"])
+def test_a_later_wrapper_of_somebody_else_stays(tmp_path, wrap):
+    """As verl_otb.cpu's around validate_config: uninstall leaves it in place, and ours beneath it does nothing."""
     done = python(
-        """
+        f"""
+        import functools
         import verl, verl.utils.config as config, verl_otb.plugin
-        from verl_otb.integration import patching
-        ours = config.validate_config
-        config.validate_config = lambda *args: ours(*args)
-        try:
-            patching.uninstall()
-        except Exception as error:
-            print(error)
+        from verl_otb.integration import config as ours, patching
+        ours.check = lambda config: print("checked")
+        theirs = config.validate_config = ({wrap})(config.validate_config)
+        for step in (patching.uninstall, patching.install, patching.install):
+            step()
+            assert config.validate_config is theirs
+            print(step.__name__)
+            config.validate_config(None, None, None)
         """,
         stub_verl(tmp_path),
     )
-    assert "was changed by somebody else" in done.stdout, done.stderr
+    assert done.stdout.split() == ["uninstall", "install", "checked", "install", "checked"], done.stderr

@@ -27,9 +27,10 @@ from verl_otb.integration.hooks import HOOKS, SUPPORTED, Hook
 logger = logging.getLogger("verl_otb")
 
 # hook id -> "waiting" (its module is not imported yet), "in", "out" (uninstalled), or the reason it does not fit.
-# The one piece of module state in this package.
+# With _watched and _wrappers the one piece of module state in this package.
 _status: dict[str, str | VerlOtbError] = {}
 _watched: set[str] = set()
+_wrappers: dict[str, Callable[..., Any]] = {}  # hook id -> the function of ours that verl calls
 _MARK = "__verl_otb_hook__"
 
 
@@ -47,20 +48,20 @@ def install(hooks: tuple[Hook, ...] = HOOKS) -> None:
 
 
 def uninstall(hooks: tuple[Hook, ...] = HOOKS) -> None:
-    """Take every hook out; verl is as it was. Hooks still waiting will not go in."""
+    """Take every hook out; verl does what it did. Hooks still waiting will not go in.
+
+    A wrapper that somebody else has wrapped since stays in its place, and passes every call straight to verl.
+    """
     for hook in reversed(hooks):
         if _status.get(hook.id) == "in":
             if hook.kind == "register":
                 _handler_module(hook).unregister()
             else:
                 owner, name = _owner(hook, sys.modules[hook.module])
-                current = getattr(owner, name)
-                if getattr(current, _MARK, None) != hook.id:
-                    raise VerlOtbError(
-                        f"{hook.target} was changed by somebody else after hook `{hook.id}` went in, so it cannot "
-                        "be taken out. Start the process without the plugin instead."
-                    )
-                setattr(owner, name, current.__wrapped__)
+                ours = _wrappers[hook.id]
+                if vars(owner)[name] is ours:
+                    setattr(owner, name, ours.__wrapped__)  # type: ignore[attr-defined]
+                    del _wrappers[hook.id]
         _status[hook.id] = "out"
 
 
@@ -116,7 +117,7 @@ def _put_in(hook: Hook, module: Any) -> None:
         original = vars(owner)[name]
     except (AttributeError, KeyError):
         raise _changed(hook, version, "no such attribute") from None
-    if getattr(original, _MARK, None) == hook.id:
+    if hook.id in _wrappers or getattr(original, _MARK, None) == hook.id:
         return
     found = parameters(original)
     if found[: len(hook.expects)] != hook.expects:
@@ -125,7 +126,8 @@ def _put_in(hook: Hook, module: Any) -> None:
     if hook.kind == "register":
         handler()
     else:
-        setattr(owner, name, _wrapped(hook, original, handler))
+        _wrappers[hook.id] = _wrapped(hook, original, handler)
+        setattr(owner, name, _wrappers[hook.id])
 
 
 def parameters(target: Any) -> tuple[str, ...]:
@@ -140,6 +142,8 @@ def _wrapped(hook: Hook, original: Callable[..., Any], handler: Callable[..., An
     # A plain function, not wrapt's FunctionWrapper: Ray pickles these.
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if _status[hook.id] == "out":
+            return original(*args, **kwargs)
         return handler(original, *args, **kwargs)
 
     setattr(wrapped, _MARK, hook.id)
