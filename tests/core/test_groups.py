@@ -60,7 +60,7 @@ def test_a_block_never_waits_for_its_device(align, rows):
     """Meta tensors have no values: whatever reads one raises."""
     x = torch.empty(4, 6, device="meta")
     block = Block(slice(0, 4) if rows == "slice" else torch.empty(4, dtype=torch.int64, device="meta"), 2)
-    results = [torch.empty(4, 6, device="meta") for _ in range(5)]
+    results = {name: torch.empty(4, 6, device="meta") for name in ("token_energy", "baseline", "advantages")}
     good = _estimate_block(block, Inputs(x, x.bool(), x, x, x), align, False, results)
     assert good.device.type == "meta"
     with pytest.raises(RuntimeError):

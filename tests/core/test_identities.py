@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from random_batches import ALIGNMENTS, REWARDS, batches, shared_columns
 
-from verl_otb.core import optimal_token_advantages, optimal_token_baseline, token_energy
+from verl_otb.core import optimal_token_advantages, optimal_token_baseline, realized_energy, token_energy
 
 # Logits of up to 12 tokens of vocabulary: no π underflows, and none but a lone token's rounds to 1.
 LOGITS = st.integers(1, 12).flatmap(lambda size: arrays("float64", size, elements=st.floats(-8, 8)))
@@ -60,6 +60,20 @@ def test_2_energy_is_the_squared_norm_of_the_score(logits, data):
     (score,) = torch.autograd.grad(logits.log_softmax(-1)[action], logits)
     energy = token_energy(*statistics(logits.detach()))[action]
     torch.testing.assert_close(energy, score.square().sum(), rtol=0, atol=1e-12)
+
+
+def test_energies_leave_their_arguments_alone_and_carry_no_gradient():
+    log_probs, sum_pi_squared = torch.tensor([-1.0, -2.0], requires_grad=True), torch.tensor([0.5, 0.3])
+    energy = token_energy(log_probs, sum_pi_squared)
+    realized = realized_energy(energy, torch.tensor([1.0, 2.0]))
+    pi = torch.tensor([-1.0, -2.0]).exp()
+    expected = 1 - 2 * pi + torch.tensor([0.5, 0.3])
+    torch.testing.assert_close(energy, expected)
+    torch.testing.assert_close(realized, torch.stack([expected[0], expected[0] + 4 * expected[1]]))
+    assert log_probs.tolist() == [-1.0, -2.0]
+    torch.testing.assert_close(sum_pi_squared, torch.tensor([0.5, 0.3]), rtol=0, atol=0)
+    assert not energy.requires_grad
+    assert not realized.requires_grad
 
 
 @aligned

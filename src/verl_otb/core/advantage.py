@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
 from typing import Any, Literal
 
 import torch
 
 from verl_otb.core.baseline import optimal_baseline
 from verl_otb.core.checks import Inputs, all_good, check_shapes, first_fault
-from verl_otb.core.energy import realized_energy, token_energy
+from verl_otb.core.energy import realized_energy_, token_energy_
 from verl_otb.core.groups import Block, group_blocks, group_ids
-from verl_otb.core.masking import zero_unless
+from verl_otb.core.masking import live_bits, zero_unless
 from verl_otb.core.returns import reward_to_go
 from verl_otb.errors import InputError
 
@@ -24,7 +24,7 @@ _BLOCK_TOKENS_ELSEWHERE = 2**20
 _SCRATCH_BYTES = 24 * 2**20
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class OptimalTokenBaseline:
     """What the estimator computed, each float32 of shape (rows, tokens) and 0 on masked tokens.
 
@@ -57,8 +57,8 @@ def optimal_token_advantages(
     """Advantages and returns. Arguments and errors are those of `optimal_token_baseline`, which also gives
     what lies between; this takes less memory: no more than the two results and a block of scratch."""
     inputs = Inputs(token_level_rewards, response_mask, old_log_probs, sum_pi_squared, rollout_is_weights)
-    advantages, returns = _estimate(inputs, index, align, handle_zero_tail, fields=2)
-    return advantages, returns
+    results = _estimate(inputs, index, align, handle_zero_tail, fields=("advantages", "returns"))
+    return results["advantages"], results["returns"]
 
 
 def optimal_token_baseline(
@@ -100,17 +100,20 @@ def optimal_token_baseline(
             log-prob, Σπ² or ρ that is not finite or out of its bounds (`checks.BOUNDS`).
     """
     inputs = Inputs(token_level_rewards, response_mask, old_log_probs, sum_pi_squared, rollout_is_weights)
-    return OptimalTokenBaseline(*_estimate(inputs, index, align, handle_zero_tail, fields=5))
+    fields = tuple(field.name for field in dataclasses.fields(OptimalTokenBaseline))
+    return OptimalTokenBaseline(**_estimate(inputs, index, align, handle_zero_tail, fields=fields))
 
 
 @torch.no_grad()
-def _estimate(inputs: Inputs, index: Any, align: Align, handle_zero_tail: bool, *, fields: int) -> list[torch.Tensor]:
-    """The first so many fields of OptimalTokenBaseline."""
+def _estimate(
+    inputs: Inputs, index: Any, align: Align, handle_zero_tail: bool, *, fields: tuple[str, ...]
+) -> dict[str, torch.Tensor]:
+    """These fields of OptimalTokenBaseline."""
     if align not in ("position", "token"):
         raise InputError(f'align: expected "position" or "token", found {align!r}.', "align")
     uids = check_shapes(inputs, index)
     rewards = inputs.token_level_rewards
-    results = [torch.empty(rewards.shape, dtype=torch.float32, device=rewards.device) for _ in range(fields)]
+    results = {name: torch.empty(rewards.shape, dtype=torch.float32, device=rewards.device) for name in fields}
     max_tokens = _BLOCK_TOKENS.get(rewards.device.type, _BLOCK_TOKENS_ELSEWHERE)
     # glibc keeps freed memory below a threshold that follows the largest chunk it has seen freed. Without this each
     # block would fault its scratch in anew, which takes longer than the arithmetic. The pages are never touched.
@@ -125,45 +128,51 @@ def _estimate(inputs: Inputs, index: Any, align: Align, handle_zero_tail: bool, 
 
 
 def _estimate_block(
-    block: Block, inputs: Inputs, align: Align, handle_zero_tail: bool, results: list[torch.Tensor]
+    block: Block, inputs: Inputs, align: Align, handle_zero_tail: bool, results: dict[str, torch.Tensor]
 ) -> torch.Tensor:
     """Fill in the block's rows of the results. Returns one bool: whether its inputs are fit for use."""
-    live = block.take(inputs.response_mask).long().clamp(0, 1)  # other values are an error, but found later
-    keep = -live
-    returns, energy, realized, good = _read_block(block, inputs, live, keep)
+
+    def report(**fields: torch.Tensor) -> None:
+        for name, values in fields.items():
+            if name in results:
+                block.put(values, results[name])
+
+    live = live_bits(block.take(inputs.response_mask))
+    returns, energy, weights, good = _read_block(block, inputs, live)
+    report(token_energy=energy)
+    realized = zero_unless(live, realized_energy_(energy, weights))
     if align == "position":
         baseline = optimal_baseline(returns, realized, live, handle_zero_tail=handle_zero_tail)
-        baseline = zero_unless(keep, baseline.expand_as(live).contiguous())
     else:
         # The k-th unmasked token of a row goes to column k. Column 0 takes the masked ones, which are all zeros.
-        columns = live.cumsum(-1).bitwise_and_(keep)
+        columns = live.cumsum(-1).neg_().bitwise_and_(live)
         aligned = (_scatter(x, columns) for x in (returns, realized, live))
         baseline = optimal_baseline(*aligned, handle_zero_tail=handle_zero_tail)
         baseline = baseline.expand(*columns.shape[:-1], -1).gather(-1, columns)
-    fields = (returns - baseline, returns, baseline, realized, energy)
-    for result, values in zip(results, fields, strict=False):
-        block.put(values, result)
+    report(returns=returns, advantages=zero_unless(live, returns - baseline), realized_energy=realized)
+    if "baseline" in results:
+        report(baseline=zero_unless(live, baseline.expand_as(live).clone()))
     return good
 
 
 def _read_block(
-    block: Block, inputs: Inputs, live: torch.Tensor, keep: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns, token energy and realized energy, each 0 on masked tokens, and whether the inputs are fit."""
+    block: Block, inputs: Inputs, live: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Returns, token energy and ρ, each 0 on masked tokens, and whether the inputs are fit."""
 
     def masked(x: torch.Tensor) -> torch.Tensor:
-        return zero_unless(keep, block.take(x).to(torch.float64, copy=True))
+        return zero_unless(live, block.take(x).to(torch.float64, copy=True))
 
     returns = reward_to_go(block.take(inputs.token_level_rewards).double())
-    # Rows without tokens take no part. amax passes NaN on.
-    largest_returns = zero_unless(-live.amax(-1), returns.abs().amax(-1))
+    # A row's first return is the sum of its rewards. Rows without tokens take no part.
+    row_sums = returns[..., 0].where(live.sum(-1) < 0, 0.0)
+    zero_unless(live, returns)
     log_probs, sum_pi_squared = masked(inputs.old_log_probs), masked(inputs.sum_pi_squared)
     weights = None if inputs.rollout_is_weights is None else masked(inputs.rollout_is_weights)
-    good = all_good(block.take(inputs.response_mask), largest_returns, log_probs, sum_pi_squared, weights)
-    # A masked token has log-prob 0 and Σπ² 0 now, and so no energy. Its column may still go on with the row's sum.
-    energy = token_energy(log_probs, sum_pi_squared)
-    realized = realized_energy(energy, weights)
-    return zero_unless(keep, returns), energy, zero_unless(keep, realized), good
+    mask = block.take(inputs.response_mask)
+    good = all_good(mask, row_sums, returns, log_probs, sum_pi_squared, weights)
+    # A masked token has log-prob 0 and Σπ² 0 now, and so no energy.
+    return returns, token_energy_(log_probs, sum_pi_squared), weights, good
 
 
 def _scatter(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

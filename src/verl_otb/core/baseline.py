@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-# On the bits, for torch.where branches on every element on a CPU.
+# Its bits. See masking.py for why not torch.where.
 _INFINITY = torch.tensor(torch.inf, dtype=torch.float64).view(torch.int64).item()
 
 
@@ -19,7 +19,7 @@ def optimal_baseline(
     Args:
         returns: G_t, shape (groups, rows, columns), float64, 0 where the row is not live.
         weights: W_t ≥ 0, likewise.
-        live: int64, 1 where the row has a token in the column, else 0, same shape.
+        live: int64, −1 (all bits set) where the row has a token in the column, else 0, same shape.
         handle_zero_tail: B = 0 in a column with one live row, so that its advantage is its return. If False
             such a row is its own baseline and its advantage is 0. A group in which one row alone is live
             anywhere has nothing to compare with: B = 0 either way.
@@ -27,21 +27,22 @@ def optimal_baseline(
     Returns:
         B_t, shape (groups, 1, columns), float64, 0 in columns without a live row.
     """
-    live_rows = live.sum(-2, keepdim=True)
+    live_rows = -live.sum(-2, keepdim=True)
     total_weight = weights.sum(-2, keepdim=True)
-    weighted_mean = (weights * returns).sum(-2, keepdim=True) / total_weight
+    scratch = weights * returns
+    weighted_mean = scratch.sum(-2, keepdim=True) / total_weight
     plain_mean = returns.sum(-2, keepdim=True) / live_rows
     baseline = torch.where(total_weight > 0, weighted_mean, plain_mean)
 
     # Rounding may carry a mean past the values it is the mean of. Where all returns are equal, it would leave
-    # advantages of 1e-17 instead of 0.
-    infinite_elsewhere = ((live - 1) & _INFINITY).view(torch.float64)
-    lowest = (returns + infinite_elsewhere).amin(-2, keepdim=True)
-    highest = (returns - infinite_elsewhere).amax(-2, keepdim=True)
+    # advantages of 1e-17 instead of 0. So: the least of G, and of −G, each with ∞ where the row is not live.
+    torch.bitwise_not(live, out=scratch.view(torch.int64)).bitwise_and_(_INFINITY)
+    lowest = scratch.add_(returns).amin(-2, keepdim=True)
+    highest = -scratch.sub_(returns, alpha=2).amin(-2, keepdim=True)
     baseline = baseline.clamp(lowest, highest)
 
     no_peer = live_rows <= 1
     if not handle_zero_tail:
-        rows_with_tokens = live.amax(-1, keepdim=True).sum(-2, keepdim=True)
+        rows_with_tokens = (live.sum(-1, keepdim=True) < 0).sum(-2, keepdim=True)
         no_peer = (live_rows == 0) | (rows_with_tokens <= 1)
     return baseline.masked_fill(no_peer, 0.0)

@@ -74,7 +74,8 @@ def check_shapes(inputs: Inputs, index: Any) -> list[Any]:
 
 def all_good(
     response_mask: torch.Tensor,
-    largest_returns: torch.Tensor,
+    row_sums: torch.Tensor,
+    returns: torch.Tensor,
     log_probs: torch.Tensor,
     sum_pi_squared: torch.Tensor,
     importance_weights: torch.Tensor | None,
@@ -83,14 +84,15 @@ def all_good(
 
     Args:
         response_mask: as it was given.
-        largest_returns: max |G_t| of each row, not finite where one of its rewards is not; 0 in fully masked rows.
-        log_probs, sum_pi_squared, importance_weights: 0 under masked tokens, which is within every bound.
+        row_sums: sum of each row's rewards, not finite where one of them is not; 0 in fully masked rows.
+        returns, log_probs, sum_pi_squared, importance_weights: 0 under masked tokens, which is within every bound.
     """
-    good = (largest_returns <= _LARGEST_RETURN).all()
+    good = row_sums.isfinite().all()
     if response_mask.is_floating_point():
         good &= (response_mask == response_mask.round()).all()
-    fields = (response_mask, log_probs, sum_pi_squared, importance_weights)
-    for values, (low, high) in zip(fields, ((0, 1), *BOUNDS.values()), strict=True):
+    fields = (response_mask, returns, log_probs, sum_pi_squared, importance_weights)
+    bounds = ((0, 1), (-_LARGEST_RETURN, _LARGEST_RETURN), *BOUNDS.values())
+    for values, (low, high) in zip(fields, bounds, strict=True):
         if values is not None:
             least, most = values.aminmax()  # NaN where there is one, and NaN is within no bounds
             good &= (least >= low) & (most <= high)
@@ -107,7 +109,7 @@ def first_fault(inputs: Inputs, uids: list[Any]) -> InputError:
     rules = [
         ("response_mask", mask, live & (mask != 1), "0 or 1"),
         ("token_level_rewards", rewards, in_use & ~(rewards.abs() <= _LARGEST), "a finite number"),
-        ("token_level_rewards", to_go, in_use & ~(to_go.abs() <= _LARGEST_RETURN), "a sum that float32 can hold"),
+        ("token_level_rewards", to_go, live & ~(to_go.abs() <= _LARGEST_RETURN), "a sum that float32 can hold"),
     ]
     for field, (low, high) in BOUNDS.items():
         if (tensor := getattr(inputs, field)) is not None:

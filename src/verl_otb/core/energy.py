@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 
+@torch.no_grad()
 def token_energy(log_probs: torch.Tensor, sum_pi_squared: torch.Tensor) -> torch.Tensor:
     """w_t = ‖∂ log π(a_t) / ∂ logits‖² = 1 − 2π_t + Σπ², the squared norm of the score of the token.
 
@@ -16,14 +17,20 @@ def token_energy(log_probs: torch.Tensor, sum_pi_squared: torch.Tensor) -> torch
         sum_pi_squared: Σπ² over the vocabulary, same shape, in [1/V, 1].
 
     Returns:
-        w_t in [0, 2], same shape and dtype.
+        w_t in [0, 2], same shape and dtype, without a gradient: it weighs, and is not trained on.
     """
-    pi = log_probs.clamp(max=0).exp_()
-    others = sum_pi_squared.addcmul(pi, pi, value=-1).clamp_(min=0)
-    own = 1 - pi
-    return others.addcmul(own, own)
+    return token_energy_(log_probs.clone(), sum_pi_squared.clone())
 
 
+def token_energy_(log_probs: torch.Tensor, sum_pi_squared: torch.Tensor) -> torch.Tensor:
+    """`token_energy` in the memory of its arguments: w_t takes that of `sum_pi_squared`."""
+    pi = log_probs.clamp_(max=0).exp_()
+    energy = sum_pi_squared.addcmul_(pi, pi, value=-1).clamp_(min=0)
+    pi.sub_(1)
+    return energy.addcmul_(pi, pi)
+
+
+@torch.no_grad()
 def realized_energy(token_energy: torch.Tensor, importance_weights: torch.Tensor | None = None) -> torch.Tensor:
     """W_t = Σ_{j≤t} ρ_j² w_j over the last dimension.
 
@@ -37,6 +44,11 @@ def realized_energy(token_energy: torch.Tensor, importance_weights: torch.Tensor
     Returns:
         W_t, same shape and dtype.
     """
+    return realized_energy_(token_energy.clone(), importance_weights)
+
+
+def realized_energy_(token_energy: torch.Tensor, importance_weights: torch.Tensor | None = None) -> torch.Tensor:
+    """`realized_energy` in the memory of `token_energy`."""
     if importance_weights is not None:
-        token_energy = token_energy * importance_weights.square()
-    return token_energy.cumsum(-1)
+        token_energy.mul_(importance_weights).mul_(importance_weights)
+    return token_energy.cumsum_(-1)

@@ -46,11 +46,17 @@ class Block:
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Its part of a (rows, tokens) tensor, as (groups, group_size, tokens)."""
-        return tensor[self.rows].reshape(-1, self.group_size, tensor.shape[-1])
+        rows = self.rows
+        part = tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+        return part.reshape(-1, self.group_size, tensor.shape[-1])
 
     def put(self, values: torch.Tensor, tensor: torch.Tensor) -> None:
         """Write what belongs to the block back into a (rows, tokens) tensor."""
-        tensor[self.rows] = values.flatten(0, 1).to(tensor.dtype)
+        part = values.flatten(0, 1)
+        if isinstance(self.rows, slice):
+            tensor[self.rows] = part
+        else:
+            tensor.index_copy_(0, self.rows, part.to(tensor.dtype))
 
 
 def group_blocks(ids: torch.Tensor, max_rows: int, device: torch.device | str = "cpu") -> list[Block]:

@@ -19,4 +19,4 @@ def reward_to_go(token_level_rewards: torch.Tensor) -> torch.Tensor:
     """
     # Summed from the end. total − cumsum would be one pass less, but a reward of −1e8 early in the row would
     # then cost every later return its digits.
-    return token_level_rewards.flip(-1).cumsum(-1).flip(-1)
+    return token_level_rewards.flip(-1).cumsum_(-1).flip(-1)
