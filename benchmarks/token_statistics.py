@@ -1,6 +1,7 @@
 """The three statistics against verl's own functions, as its FSDP engine calls them, on the same tensors.
 
     python benchmarks/token_statistics.py [--tokens 1024] [--rounds 5] [--growth 1024 2048 4096 8192 16384]
+    python benchmarks/token_statistics.py --only-plot
 
 Every round times each contender once, one after another, and ratios are taken within a round: so a busy machine
 disturbs both sides. Printed are medians over the rounds. Peak memory is the process's own, one call in a process of
@@ -191,16 +192,24 @@ def growth(sizes: list[int], rounds: int) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def plot(rows: list[dict[str, object]]) -> None:
+def plot() -> None:
     try:
         from matplotlib import pyplot
     except ImportError:
         return
+    with open(RESULTS / "token_statistics_growth.csv") as file:
+        rows = list(csv.DictReader(file))
+    tokens = [int(row["tokens"]) for row in rows]
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5))
-    tokens = [row["tokens"] for row in rows]
     for axis, key, label in zip(axes, ("ms_least", "extra_peak_MiB"), ("ms", "extra peak MiB"), strict=True):
-        axis.plot(tokens, [row[key] for row in rows], marker="o")
-        axis.set(xlabel=f"tokens × {VOCABULARY:,} bfloat16", ylabel=label, ylim=0)
+        axis.plot(tokens, [float(row[key]) for row in rows], marker="o")
+        axis.set(xlabel=f"tokens (× {VOCABULARY:,} bfloat16 logits)", ylabel=label)
+        axis.set_xticks(tokens, [f"{count >> 10}k" for count in tokens])
+    axes[0].plot([0, tokens[-1]], [0, float(rows[-1]["ms_least"])], "k:", label="proportional")
+    axes[1].axhline(64, color="k", linestyle=":", label="what is promised")
+    for axis in axes:
+        axis.set_ylim(bottom=0)
+        axis.legend()
     figure.tight_layout()
     figure.savefig(RESULTS / "token_statistics_growth.png", dpi=120)
 
@@ -210,10 +219,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--growth", type=int, nargs="*", default=[1_024, 2_048, 4_096, 8_192, 16_384])
+    parser.add_argument("--only-plot", action="store_true", help="draw the growth again from its CSV")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak:
         return print_peak(arguments.peak, arguments.tokens)
+    if arguments.only_plot:
+        return plot()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
     entropy = compiled_entropy()
     contenders = {
@@ -227,7 +239,7 @@ def main() -> None:
     if arguments.growth:
         grown = growth(arguments.growth, 5)
         write("token_statistics_growth.csv", grown)
-        plot(grown)
+        plot()
 
 
 if __name__ == "__main__":

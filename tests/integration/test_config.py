@@ -25,7 +25,7 @@ def test_without_sum_pi_squared(name):
     [
         ("actor_rollout_ref.actor.strategy=torchtitan", "strategy=torchtitan cannot emit Σπ²"),
         ("actor_rollout_ref.actor.strategy=automodel", "strategy=automodel cannot emit Σπ²"),
-        ("actor_rollout_ref.actor.strategy=megatron", "strategy=megatron does not work"),
+        ("actor_rollout_ref.actor.strategy=veomni", "strategy=veomni does not work"),
         ("algorithm.rollout_correction.bypass_mode=True", "bypass_mode=True does not work"),
         ("trainer.use_v1=False", "trainer.use_v1=False does not work"),
         ("+algorithm.otb.handle_zero_tial=True", r"no key 'handle_zero_tial'; it knows handle_zero_tail"),
@@ -38,6 +38,13 @@ def test_without_sum_pi_squared(name):
 def test_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         check(verl_config(*OTB, override))
+
+
+def test_megatron_passes_but_for_its_fused_kernels():
+    megatron = "actor_rollout_ref.actor.strategy=megatron"
+    check(verl_config(*OTB, megatron))
+    with pytest.raises(ConfigError, match="use_fused_kernels=True with strategy=megatron does not work"):
+        check(verl_config(*OTB, megatron, "actor_rollout_ref.model.use_fused_kernels=True"))
 
 
 def test_separation_trainers_are_refused():

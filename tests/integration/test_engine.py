@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from real_worker import log_prob_pass, token_fields, training_worker
+from real_worker import log_prob_pass, token_fields, training_log_probs, training_worker
 from transformers import AutoModelForCausalLM
 
 from verl_otb.errors import ConfigError
@@ -105,6 +105,28 @@ def test_log_probs_and_entropy_are_stock_s(worker, temperature):
         torch.testing.assert_close(ours[name].values(), stock[name].values(), atol=2e-6, rtol=0)
 
 
+def assert_ratio_starts_as_close_to_1(worker, temperature):
+    """π/π_old of the first on-policy mini-batch, old log-probs from us against verl's own."""
+    fields = token_fields(LENGTHS)
+    training = training_log_probs(worker, fields, temperature)
+
+    def furthest(**flags):
+        old = log_prob_pass(worker, fields, temperature, calculate_entropy=True, **flags)["log_probs"].values()
+        return ((training - old).exp() - 1).abs().max().item()
+
+    assert furthest(**{ASK: True}) <= furthest() + 1e-5
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_ratio_starts_as_close_to_1_as_stock_s(worker, temperature):
+    assert_ratio_starts_as_close_to_1(worker, temperature)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_ratio_starts_as_close_to_1_as_stock_s_in_bfloat16(bfloat16_worker, temperature):
+    assert_ratio_starts_as_close_to_1(bfloat16_worker, temperature)
+
+
 def test_entropy_off(worker):
     out = log_prob_pass(worker, token_fields(LENGTHS), **{ASK: True})
     assert set(out.keys()) == {"log_probs", FIELD, "metrics"}
@@ -150,6 +172,10 @@ class TestFusedKernels:
         assert FIELD not in stock
         for name in ("log_probs", "entropy"):
             torch.testing.assert_close(ours[name].values(), stock[name].values(), atol=2e-6, rtol=0)
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_ratio_starts_as_close_to_1_as_stock_s(self, fused_worker, temperature):
+        assert_ratio_starts_as_close_to_1(fused_worker, temperature)
 
     def test_a_head_that_verl_reads_wrongly_is_refused(self, fused_worker, monkeypatch):
         monkeypatch.setattr(fused_worker.engine.module.config, "final_logit_softcapping", 30.0, raising=False)

@@ -81,3 +81,29 @@ def log_prob_pass(worker: Any, fields: TensorDict, temperature: float = 1.0, **f
     batch = fields.clone()
     tu.assign_non_tensor(batch, temperature=temperature, compute_loss=False, **flags)
     return worker.infer_batch(batch)
+
+
+def training_log_probs(worker: Any, fields: TensorDict, temperature: float = 1.0) -> torch.Tensor:
+    """The log-probs that the loss of verl's training forward sees, of all tokens in order; no optimizer step."""
+    from verl.utils import tensordict_utils as tu
+
+    seen = []
+
+    def loss(model_output: dict[str, torch.Tensor], **kwargs: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        log_probs = model_output["log_probs"].values()
+        seen.append(log_probs.detach())
+        return log_probs.sum(), {}
+
+    batch = fields.clone()
+    tu.assign_non_tensor(
+        batch,
+        temperature=temperature,
+        use_remove_padding=worker.model_config.get("use_remove_padding", False),
+        use_fused_kernels=worker.engine_config.use_fused_kernels,
+        use_dynamic_bsz=False,
+        micro_batch_size_per_gpu=worker.engine_config.micro_batch_size_per_gpu,
+    )
+    with worker.engine.train_mode():
+        worker.engine.forward_backward_batch(batch, loss)
+        worker.engine.optimizer_zero_grad()
+    return torch.cat(seen)

@@ -21,7 +21,7 @@ logger = logging.getLogger("verl_otb")
 
 ESTIMATORS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 SUM_PI_SQUARED = "actor_rollout_ref.actor.calculate_sum_pi_squared"
-ENGINES = ("fsdp", "fsdp2")
+ENGINES = ("fsdp", "fsdp2", "megatron")
 BLIND_ENGINES = ("torchtitan", "automodel")  # they have no place that could compute Σπ²
 
 
@@ -115,7 +115,13 @@ def _not_yet(config: Any, trainer: str) -> list[tuple[str, bool, str]]:
     """(setting, whether this run has it, what to do instead) for each path that is not delivered yet."""
     strategy = config.actor_rollout_ref.actor.strategy
     correction = config.algorithm.get("rollout_correction", None) or {}
+    fused = config.actor_rollout_ref.model.get("use_fused_kernels", False)
     return [
+        (
+            f"actor_rollout_ref.model.use_fused_kernels=True with strategy={strategy}",
+            fused and strategy == "megatron",
+            "Set it to False",
+        ),
         (
             f"actor_rollout_ref.actor.strategy={strategy}",
             strategy not in ENGINES,

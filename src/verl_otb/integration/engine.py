@@ -31,9 +31,9 @@ _from_head: ContextVar[list[torch.Tensor] | None] = ContextVar("verl_otb_from_he
 
 def forward_step(original: Any, self: Any, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook `engine.forward_step`: the time in which a fused head is to leave its Σπ²."""
-    if not _flag(micro_batch, ASK):
+    if not flag(micro_batch, ASK):
         return original(self, micro_batch, *args, **kwargs)
-    if _flag(micro_batch, "use_fused_kernels"):
+    if flag(micro_batch, "use_fused_kernels"):
         _refuse_head(self.module)
     token = _from_head.set([])
     try:
@@ -84,16 +84,16 @@ def prepare_model_outputs(
 
     All are jagged nested tensors (samples, prompt + response), aligned with each other.
     """
-    if not _flag(micro_batch, ASK):
+    if not flag(micro_batch, ASK):
         return original(self, output, output_args, micro_batch, *args, **kwargs)
-    if _flag(micro_batch, "use_fused_kernels"):
+    if flag(micro_batch, "use_fused_kernels"):
         model_output = original(self, output, output_args, micro_batch, *args, **kwargs)
         model_output[FIELD] = _packed(self, _found_in_head(), output_args, micro_batch)
         return model_output
     logits = _scaled_logits(output.logits, output_args, micro_batch)
     if _as_verl_would(logits, micro_batch):
         statistics = token_statistics(logits, _labels(logits, output_args, micro_batch))._asdict()
-        if not _flag(micro_batch, "calculate_entropy"):
+        if not flag(micro_batch, "calculate_entropy"):
             del statistics["entropy"]
         return {name: _packed(self, values, output_args, micro_batch) for name, values in statistics.items()}
     found = sum_pi_squared(logits)
@@ -103,12 +103,13 @@ def prepare_model_outputs(
     return model_output
 
 
-def _flag(micro_batch: Any, name: str, default: bool = False) -> bool:
+def flag(micro_batch: Any, name: str, default: bool = False) -> bool:
+    """A setting that travels with the batch."""
     return bool(tu.get_non_tensor_data(data=micro_batch, key=name, default=default))
 
 
 def _remove_padding(micro_batch: Any) -> bool:
-    return _flag(micro_batch, "use_remove_padding", default=True)
+    return flag(micro_batch, "use_remove_padding", default=True)
 
 
 def _as_verl_would(logits: torch.Tensor, micro_batch: Any) -> bool:
@@ -117,7 +118,7 @@ def _as_verl_would(logits: torch.Tensor, micro_batch: Any) -> bool:
     Where it is not (bfloat16 logits without flash-attn's cross entropy: verl rounds the log-prob to bfloat16) its own
     formula must give the old log-prob too, or the ratio of the two policies would start off 1.
     """
-    if _flag(micro_batch, "distillation_use_topk") or _flag(micro_batch, "distillation_only"):
+    if flag(micro_batch, "distillation_use_topk") or flag(micro_batch, "distillation_only"):
         return False  # further outputs, which only verl makes
     flash = verl_F.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE and os.getenv("VERL_DISABLE_FLASH_ATTN_CE", "0") != "1"
     return logits.dtype == torch.float32 or (flash and logits.dtype in (torch.bfloat16, torch.float16))

@@ -20,6 +20,7 @@ REFUSING = ">=0.8"
 
 ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
+MEGATRON = "verl.workers.engine.megatron.transformer_impl"
 HERE = "verl_otb.integration"
 
 
@@ -187,6 +188,28 @@ HOOKS: tuple[Hook, ...] = (
         handler=f"{HERE}.engine:linear_cross_entropy",
         why="verl refuses Σπ² with fused kernels (triton backend)",
         remove_when="verl's fused heads return Σπ²",
+    ),
+    Hook(
+        id="engine.megatron_logits",
+        module=MEGATRON,
+        qualname="MegatronEngineWithLMHead._lm_head_logits_processor",
+        kind="wrap",
+        verl=SUPPORTED,
+        expects=("self", "logits", "label", "temperature", "calculate_sum_pi_squared"),
+        handler=f"{HERE}.megatron:logits_processor",
+        why="brings the trainer's request for Σπ² to the place where verl computes it",
+        remove_when="verl's V1 trainer asks for Σπ² itself",
+    ),
+    Hook(
+        id="engine.megatron_sum_pi_squared",
+        module=MEGATRON,
+        qualname="vocab_parallel_sum_pi_squared",
+        kind="wrap",
+        verl=SUPPORTED,
+        expects=("vocab_parallel_logits",),
+        handler=f"{HERE}.megatron:vocab_parallel_sum_pi_squared",
+        why="verl's works in the logits' dtype, with copies of them, and three all-reduces",
+        remove_when="verl's sums in float32, in one read",
     ),
 )
 
