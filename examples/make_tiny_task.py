@@ -1,14 +1,15 @@
 """Make a tiny task for verl in a few seconds, without a download: model, tokenizer, data.
 
-    python examples/make_tiny_task.py OUT_DIR
+    python examples/make_tiny_task.py OUT_DIR [--tied-head]
 
-OUT_DIR/model: a random two-layer Qwen3 of 0.1 M parameters and a tokenizer of bytes.
+OUT_DIR/model: a random two-layer Qwen3 of 0.1 M parameters and a tokenizer of bytes. Its head is a matrix of its own,
+or with --tied-head the embedding, as verl's fused kernels need it under FSDP2.
 OUT_DIR/train.parquet, OUT_DIR/val.parquet: sums of two numbers below ten, in verl's schema.
 The reward is in arithmetic_reward.py. The same call makes the same files.
 """
 
+import argparse
 import random
-import sys
 from pathlib import Path
 
 import pandas
@@ -40,7 +41,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+def make_model(tokenizer: PreTrainedTokenizerFast, tied_head: bool) -> Qwen3ForCausalLM:
     # The vocabulary has exactly the tokenizer's tokens: verl masks any others in vLLM only, and then the log-probs
     # of rollout and actor differ by log(vocabulary / tokens) in an untrained model.
     torch.manual_seed(SEED)
@@ -54,7 +55,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
             num_key_value_heads=2,
             head_dim=32,  # the least that vLLM's attention for the CPU takes
             max_position_embeddings=1024,
-            tie_word_embeddings=False,
+            tie_word_embeddings=tied_head,
             initializer_range=0.05,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
@@ -80,16 +81,17 @@ def make_rows(count: int, split: str) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def main(out_dir: Path) -> None:
+def main(out_dir: Path, tied_head: bool) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(out_dir / "model")
-    make_model(tokenizer).save_pretrained(out_dir / "model")
+    make_model(tokenizer, tied_head).save_pretrained(out_dir / "model")
     make_rows(1024, "train").to_parquet(out_dir / "train.parquet")
     make_rows(16, "val").to_parquet(out_dir / "val.parquet")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python examples/make_tiny_task.py OUT_DIR")
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Make a tiny task for verl: model, tokenizer, data.")
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("--tied-head", action="store_true", help="the embedding is the head")
+    main(**vars(parser.parse_args()))

@@ -26,9 +26,9 @@ class TinyTask:
     reward: Path = REPOSITORY / "examples" / "arithmetic_reward.py"
 
     @classmethod
-    def make(cls, directory: Path) -> "TinyTask":
+    def make(cls, directory: Path, *options: str) -> "TinyTask":
         script = REPOSITORY / "examples" / "make_tiny_task.py"
-        subprocess.run([sys.executable, script, directory], check=True, timeout=120)
+        subprocess.run([sys.executable, script, directory, *options], check=True, timeout=120)
         return cls(directory / "model", directory / "train.parquet", directory / "val.parquet")
 
     def overrides(self) -> list[str]:
