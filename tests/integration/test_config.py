@@ -7,7 +7,7 @@ from verl_config import MICRO_BATCHES, OTB, verl_config
 
 from verl_otb.errors import ConfigError, UnsupportedVerl
 from verl_otb.integration.config import check, options
-from verl_otb.integration.heads import check_fused, refuse_left_out
+from verl_otb.integration.heads import check_fused
 
 
 def test_a_good_run_passes():
@@ -91,16 +91,6 @@ def test_fused_kernels_with_an_untied_head_under_fsdp2(fused):
     check_fused(fused("actor_rollout_ref.actor.strategy=fsdp"))
     tied = "+actor_rollout_ref.model.override_config.tie_word_embeddings=true"
     check_fused(fused("actor_rollout_ref.actor.strategy=fsdp2", tied))
-
-
-def test_fused_kernels_with_logits_that_verl_leaves_out():
-    from transformers import CohereConfig, Gemma2Config, GraniteConfig, Qwen3Config
-
-    for config in (Gemma2Config(final_logit_softcapping=30.0), GraniteConfig(logits_scaling=8.0), CohereConfig()):
-        with pytest.raises(ConfigError, match=r"leave out.*use_fused_kernels=False"):
-            refuse_left_out(config)
-    refuse_left_out(Qwen3Config())
-    refuse_left_out(GraniteConfig(logits_scaling=1.0))
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo", "reinforce_plus_plus"])

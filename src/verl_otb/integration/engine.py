@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils import torch_functional as verl_F
 
 from verl_otb.errors import ConfigError
-from verl_otb.integration.heads import INSTEAD, refuse_left_out, refuse_sharded
+from verl_otb.integration.heads import INSTEAD, refuse_head, refuse_left_out, refuse_sharded
 from verl_otb.kernels import linear_token_statistics, sum_pi_squared, token_statistics
 
 # Our own request, not verl's calculate_sum_pi_squared: verl then leaves its own formula alone, and whoever sets
@@ -34,7 +34,8 @@ def forward_step(original: Any, self: Any, micro_batch: Any, *args: Any, **kwarg
     if not flag(micro_batch, ASK):
         return original(self, micro_batch, *args, **kwargs)
     if flag(micro_batch, "use_fused_kernels"):
-        _refuse_head(self.module)
+        refuse_left_out(self.module.config)
+        refuse_head(self.module)
     token = _from_head.set([])
     try:
         return original(self, micro_batch, *args, **kwargs)
@@ -174,14 +175,3 @@ def _found_in_head() -> torch.Tensor:
             f"so there is no Σπ² to take. {INSTEAD}"
         )
     return found.pop()
-
-
-def _refuse_head(module: torch.nn.Module) -> None:
-    """verl's fused heads use the head's weight alone: with a bias or a cap their log-probs are not the model's."""
-    refuse_left_out(module.config)
-    heads = (part for name, part in module.named_modules() if name.split(".")[-1] == "lm_head")
-    if any(getattr(head, "bias", None) is not None for head in heads):
-        raise ConfigError(
-            "this model's lm_head has a bias, which verl's fused kernels leave out, so log-probs and Σπ² would be "
-            f"another model's. {INSTEAD}"
-        )
