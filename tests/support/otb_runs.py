@@ -1,5 +1,6 @@
 """Whole runs with the probe in them, and what they trained on."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def probed(directory: Path, *modules: str) -> dict[str, str]:
     """The environment of a run whose batches otb_probe.py writes to `directory`; `modules` are loaded before it."""
     return {
         "VERL_USE_EXTERNAL_MODULES": ",".join([*modules, "otb_probe"]),
-        "PYTHONPATH": str(SUPPORT),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")])),
         "OTB_PROBE_DIR": str(directory / "probe"),
     }
 
