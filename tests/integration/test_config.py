@@ -25,10 +25,9 @@ def test_without_sum_pi_squared(name):
     [
         ("actor_rollout_ref.actor.strategy=torchtitan", "strategy=torchtitan cannot emit Σπ²"),
         ("actor_rollout_ref.actor.strategy=automodel", "strategy=automodel cannot emit Σπ²"),
-        ("actor_rollout_ref.actor.strategy=veomni", "strategy=veomni does not work"),
-        ("algorithm.rollout_correction.bypass_mode=True", "bypass_mode=True does not work"),
-        ("trainer.use_v1=False", "trainer.use_v1=False does not work"),
-        ("+algorithm.otb.handle_zero_tial=True", r"no key 'handle_zero_tial'; it knows handle_zero_tail"),
+        ("actor_rollout_ref.actor.strategy=mine", "strategy=mine does not work"),
+        ("+algorithm.otb.bypass=never", "algorithm.otb.bypass is to be forward or refuse, found 'never'"),
+        ("+algorithm.otb.handle_zero_tial=True", r"no key 'handle_zero_tial'; it knows bypass, handle_zero_tail"),
         ("+algorithm.otb.handle_zero_tail=maybe", "is to be true or false, found 'maybe'"),
         ("+algorithm.otb=yes", "algorithm.otb is to be a section"),
         ("+algorithm.otb=false", "algorithm.otb is to be a section of keys, found False"),
@@ -40,16 +39,25 @@ def test_refused(override, message):
         check(verl_config(*OTB, override))
 
 
-def test_megatron_passes_but_for_its_fused_kernels():
-    megatron = "actor_rollout_ref.actor.strategy=megatron"
-    check(verl_config(*OTB, megatron))
-    with pytest.raises(ConfigError, match="use_fused_kernels=True with strategy=megatron does not work"):
-        check(verl_config(*OTB, megatron, "actor_rollout_ref.model.use_fused_kernels=True"))
+@pytest.mark.parametrize("strategy", ["megatron", "veomni"])
+def test_engines_that_fuse_their_own_way_pass_but_for_that(strategy):
+    override = f"actor_rollout_ref.actor.strategy={strategy}"
+    check(verl_config(*OTB, override))
+    with pytest.raises(ConfigError, match=f"use_fused_kernels=True with strategy={strategy} does not work"):
+        check(verl_config(*OTB, override, "actor_rollout_ref.model.use_fused_kernels=True"))
 
 
-def test_separation_trainers_are_refused():
-    with pytest.raises(ConfigError, match="fully_async or one_step_off"):
-        check(verl_config(*OTB), "separation")
+def test_bypass_passes_unless_it_is_to_be_refused():
+    bypass = "algorithm.rollout_correction.bypass_mode=True"
+    check(verl_config(*OTB, bypass))
+    check(verl_config(*OTB, "+algorithm.otb.bypass=refuse"))
+    with pytest.raises(ConfigError, match=r"costs OTB a forward pass.*Set bypass_mode=False"):
+        check(verl_config(*OTB, bypass, "+algorithm.otb.bypass=refuse"))
+
+
+@pytest.mark.parametrize("override", ["trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async"])
+def test_other_trainers_pass(override):
+    check(verl_config(*OTB, override))
 
 
 def test_a_group_of_one_warns(caplog):

@@ -8,10 +8,10 @@ from transformers import AutoModelForCausalLM
 
 from verl_otb import optimal_token_advantages
 from verl_otb.errors import ConfigError
-from verl_otb.integration import patching
+from verl_otb.integration import advantages, patching
+from verl_otb.integration.advantages import ENERGY_LOG_PROBS, without_masked_penalty
 from verl_otb.integration.engine import ASK
 from verl_otb.integration.hooks import HOOKS
-from verl_otb.integration.trainer import without_masked_penalty
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,7 @@ def test_advantages(trainer, transfer_queue, estimator):
 
 def test_the_first_step_says_so_once(trainer, transfer_queue, caplog):
     v1 = trainer()
+    advantages._say_active.cache_clear()
     with caplog.at_level("INFO", "verl_otb"):
         for _ in range(2):
             v1._compute_advantage(v1._compute_old_log_prob(put_batch(transfer_queue).meta, metrics={}), {})
@@ -165,12 +166,40 @@ def test_workers_without_the_plugin(trainer, transfer_queue):
         patching.install(engine)
 
 
-def test_sessions_of_several_outputs_are_refused(trainer, transfer_queue):
-    v1 = trainer()
-    keys = ["s_0_0", "s_0_1", "s_1_0", "s_2_0", "s_3_0", "s_4_0"]
-    meta = v1._compute_old_log_prob(put_batch(transfer_queue, keys=keys).meta, metrics={})
-    with pytest.raises(ConfigError, match="6 outputs for 5 sessions"):
-        v1._compute_advantage(meta, {})
+def test_bypass_takes_both_from_one_forward_of_the_actor(trainer, transfer_queue, caplog):
+    """The loss keeps the rollout's log-probs; the energies have the actor's, with its Σπ²."""
+    plain, batch = put_batch(transfer_queue), put_batch(transfer_queue)
+    trainer()._compute_old_log_prob(plain.meta, metrics={})
+    v1 = trainer("algorithm.rollout_correction.bypass_mode=True")
+    batch.meta.extra_info["mine"] = 1
+    advantages._say_active.cache_clear()
+    with caplog.at_level("WARNING", "verl_otb"):
+        for _ in range(2):
+            meta = v1._compute_old_log_prob(batch.meta, metrics={})
+            assert meta.extra_info == {"mine": 1}
+            v1._compute_advantage(meta, {})
+    assert caplog.text.count("each step has that forward pass after all") == 1
+    fields, actor = batch.fields(), plain.fields("old_log_probs", "sum_pi_squared")
+    for name in ("old_log_probs", "rollout_log_probs"):
+        assert torch.equal(padded(fields[name]), padded(fields["rollout_log_probs"]))
+    torch.testing.assert_close(padded(fields[ENERGY_LOG_PROBS]), padded(actor["old_log_probs"]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(padded(fields["sum_pi_squared"]), padded(actor["sum_pi_squared"]), atol=1e-6, rtol=0)
+    wanted = expected(fields | actor, padded(fields["rm_scores"]))
+    torch.testing.assert_close(padded(fields["advantages"]), wanted, atol=1e-6, rtol=0)
+    assert (expected(fields, padded(fields["rm_scores"])) - wanted).abs().max() > 1e-4
+
+
+def test_many_tokens_alone_in_their_column_recommend_tir(trainer, transfer_queue, caplog):
+    advantages._recommend_tir.cache_clear()
+    with caplog.at_level("WARNING", "verl_otb"):
+        for estimator in ("tir_optimal_token_baseline", "optimal_token_baseline", "optimal_token_baseline"):
+            v1 = trainer(f"algorithm.adv_estimator={estimator}")
+            metrics = {}
+            batch = put_batch(transfer_queue, rows=[("a", 3, 9), ("a", 4, 2)])
+            v1._compute_advantage(v1._compute_old_log_prob(batch.meta, metrics={}), metrics)
+            assert metrics["otb/single_row_fraction"] > 0.1
+            assert "tir_" in caplog.text or estimator.startswith("tir")
+    assert caplog.text.count("algorithm.adv_estimator=tir_optimal_token_baseline compares") == 1
 
 
 def test_nan_from_a_diverged_model_is_named(trainer, transfer_queue):

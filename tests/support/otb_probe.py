@@ -1,6 +1,6 @@
 """Loaded into a run by VERL_USE_EXTERNAL_MODULES: writes what the actor is about to be trained on to OTB_PROBE_DIR.
 
-It reads every field back from TransferQueue, after the advantages and before the update; knows nothing of OTB.
+It reads every field after the advantages and before the update (V1: back from TransferQueue); knows nothing of OTB.
 """
 
 import os
@@ -10,23 +10,35 @@ import torch
 import wrapt
 
 
-def _watch(trainer_base) -> None:
+def _save(step: int, fields: dict, **rest) -> None:
+    rows = {name: list(value.unbind()) if torch.is_tensor(value) else value.tolist() for name, value in fields.items()}
+    directory = Path(os.environ["OTB_PROBE_DIR"])
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.save({"fields": rows, **rest}, directory / f"step_{step}.pt")
+
+
+def _watch_v1(trainer_base) -> None:
     import transfer_queue as tq
 
-    trainer = trainer_base.PPOTrainer
-    update_actor = trainer._update_actor
+    update_actor = trainer_base.PPOTrainer._update_actor
 
     def probe(self, batch, metrics):
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
-        saved = {
-            name: list(value.unbind()) if torch.is_tensor(value) else value.tolist() for name, value in fields.items()
-        }
-        directory = Path(os.environ["OTB_PROBE_DIR"])
-        directory.mkdir(parents=True, exist_ok=True)
-        torch.save({"keys": batch.keys, "fields": saved}, directory / f"step_{self.global_steps}.pt")
+        _save(self.global_steps, fields, keys=batch.keys)
         return update_actor(self, batch, metrics)
 
-    trainer._update_actor = probe
+    trainer_base.PPOTrainer._update_actor = probe
 
 
-wrapt.register_post_import_hook(_watch, "verl.trainer.ppo.v1.trainer_base")
+def _watch_deprecated(ray_trainer) -> None:
+    update_actor = ray_trainer.RayPPOTrainer._update_actor
+
+    def probe(self, batch):
+        _save(self.global_steps, dict(batch.batch.items()) | batch.non_tensor_batch)
+        return update_actor(self, batch)
+
+    ray_trainer.RayPPOTrainer._update_actor = probe
+
+
+wrapt.register_post_import_hook(_watch_v1, "verl.trainer.ppo.v1.trainer_base")
+wrapt.register_post_import_hook(_watch_deprecated, "verl.trainer.ppo.ray_trainer")

@@ -9,6 +9,7 @@ import torch
 
 from verl_otb.core.baseline import optimal_baseline
 from verl_otb.core.checks import Inputs, all_good, check_shapes, first_fault
+from verl_otb.core.diagnostics import Diagnostics
 from verl_otb.core.energy import realized_energy_, token_energy_
 from verl_otb.core.groups import Block, group_blocks, group_ids
 from verl_otb.core.masking import live_bits, zero_unless
@@ -53,11 +54,14 @@ def optimal_token_advantages(
     rollout_is_weights: torch.Tensor | None = None,
     align: Align = "position",
     handle_zero_tail: bool = True,
+    diagnostics: Diagnostics | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns. Arguments and errors are those of `optimal_token_baseline`, which also gives
-    what lies between; this takes less memory: no more than the two results and a block of scratch."""
+    what lies between; this takes less memory: no more than the two results and a block of scratch.
+    `diagnostics` sums up what lies between, block by block."""
     inputs = Inputs(token_level_rewards, response_mask, old_log_probs, sum_pi_squared, rollout_is_weights)
-    results = _estimate(inputs, index, align, handle_zero_tail, fields=("advantages", "returns"))
+    fields = ("advantages", "returns")
+    results = _estimate(inputs, index, align, handle_zero_tail, fields=fields, diagnostics=diagnostics)
     return results["advantages"], results["returns"]
 
 
@@ -106,7 +110,13 @@ def optimal_token_baseline(
 
 @torch.no_grad()
 def _estimate(
-    inputs: Inputs, index: Any, align: Align, handle_zero_tail: bool, *, fields: tuple[str, ...]
+    inputs: Inputs,
+    index: Any,
+    align: Align,
+    handle_zero_tail: bool,
+    *,
+    fields: tuple[str, ...],
+    diagnostics: Diagnostics | None = None,
 ) -> dict[str, torch.Tensor]:
     """These fields of OptimalTokenBaseline."""
     if align not in ("position", "token"):
@@ -121,14 +131,19 @@ def _estimate(
     good = torch.ones((), dtype=torch.bool, device=rewards.device)
     for block in group_blocks(group_ids(uids), max_tokens // rewards.shape[1], rewards.device):
         # One flag for all: a small tensor kept from each block would split its memory for the next.
-        good &= _estimate_block(block, inputs, align, handle_zero_tail, results)
+        good &= _estimate_block(block, inputs, align, handle_zero_tail, results, diagnostics)
     if not good:  # the only wait for the device
         raise first_fault(inputs, uids)
     return results
 
 
 def _estimate_block(
-    block: Block, inputs: Inputs, align: Align, handle_zero_tail: bool, results: dict[str, torch.Tensor]
+    block: Block,
+    inputs: Inputs,
+    align: Align,
+    handle_zero_tail: bool,
+    results: dict[str, torch.Tensor],
+    diagnostics: Diagnostics | None = None,
 ) -> torch.Tensor:
     """Fill in the block's rows of the results. Returns one bool: whether its inputs are fit for use."""
 
@@ -138,17 +153,32 @@ def _estimate_block(
                 block.put(values, results[name])
 
     live = live_bits(block.take(inputs.response_mask))
-    returns, energy, weights, good = _read_block(block, inputs, live)
+    returns, row_sums, energy, weights, good = _read_block(block, inputs, live)
     report(token_energy=energy)
+    token_energy = energy if diagnostics is None else energy.clone()
     realized = zero_unless(live, realized_energy_(energy, weights))
-    if align == "position":
-        baseline = optimal_baseline(returns, realized, live, handle_zero_tail=handle_zero_tail)
-    else:
+    aligned = returns, realized, live
+    if align == "token":
         # The k-th unmasked token of a row goes to column k. Column 0 takes the masked ones, which are all zeros.
         columns = live.cumsum(-1).neg_().bitwise_and_(live)
-        aligned = (_scatter(x, columns) for x in (returns, realized, live))
-        baseline = optimal_baseline(*aligned, handle_zero_tail=handle_zero_tail)
+        aligned = _scatter(returns, columns), _scatter(realized, columns), _scatter(live, columns)
+    baseline = optimal_baseline(*aligned, handle_zero_tail=handle_zero_tail)
+    if align == "token":
         baseline = baseline.expand(*columns.shape[:-1], -1).gather(-1, columns)
+    if diagnostics is not None:
+        diagnostics.add(
+            live=live,
+            row_sums=row_sums,
+            returns=returns,
+            token_energy=token_energy,
+            importance_weights=weights,
+            realized_energy=realized,
+            baseline=baseline,
+            column_live=aligned[2],
+            column_energy=aligned[1],
+            handle_zero_tail=handle_zero_tail,
+        )
+    del aligned
     report(returns=returns, advantages=zero_unless(live, returns - baseline), realized_energy=realized)
     if "baseline" in results:
         report(baseline=zero_unless(live, baseline.expand_as(live).clone()))
@@ -157,8 +187,8 @@ def _estimate_block(
 
 def _read_block(
     block: Block, inputs: Inputs, live: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Returns, token energy and ρ, each 0 on masked tokens, and whether the inputs are fit."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Returns, each row's sum of rewards, token energy and ρ, 0 on masked tokens, and whether the inputs are fit."""
 
     def masked(x: torch.Tensor) -> torch.Tensor:
         return zero_unless(live, block.take(x).to(torch.float64, copy=True))
@@ -172,7 +202,7 @@ def _read_block(
     mask = block.take(inputs.response_mask)
     good = all_good(mask, row_sums, returns, log_probs, sum_pi_squared, weights)
     # A masked token has log-prob 0 and Σπ² 0 now, and so no energy.
-    return returns, token_energy_(log_probs, sum_pi_squared), weights, good
+    return returns, row_sums, token_energy_(log_probs, sum_pi_squared), weights, good
 
 
 def _scatter(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -41,8 +41,13 @@ def optimal_baseline(
     highest = -scratch.sub_(returns, alpha=2).amin(-2, keepdim=True)
     baseline = baseline.clamp(lowest, highest)
 
-    no_peer = live_rows <= 1
-    if not handle_zero_tail:
-        rows_with_tokens = (live.sum(-1, keepdim=True) < 0).sum(-2, keepdim=True)
-        no_peer = (live_rows == 0) | (rows_with_tokens <= 1)
-    return baseline.masked_fill(no_peer, 0.0)
+    return baseline.masked_fill(without_peer(live, handle_zero_tail=handle_zero_tail), 0.0)
+
+
+def without_peer(live: torch.Tensor, *, handle_zero_tail: bool) -> torch.Tensor:
+    """The columns whose baseline is 0 for want of another row, (groups, 1, columns). See `optimal_baseline`."""
+    live_rows = -live.sum(-2, keepdim=True)
+    if handle_zero_tail:
+        return live_rows <= 1
+    rows_with_tokens = (live.sum(-1, keepdim=True) < 0).sum(-2, keepdim=True)
+    return (live_rows == 0) | (rows_with_tokens <= 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig
 
@@ -21,7 +21,8 @@ logger = logging.getLogger("verl_otb")
 
 ESTIMATORS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 SUM_PI_SQUARED = "actor_rollout_ref.actor.calculate_sum_pi_squared"
-ENGINES = ("fsdp", "fsdp2", "megatron")
+ENGINES = ("fsdp", "fsdp2", "fsdp_turbo", "veomni", "megatron")
+FUSED_THEIR_OWN_WAY = ("veomni", "megatron")  # not through the heads that our hooks are on
 BLIND_ENGINES = ("torchtitan", "automodel")  # they have no place that could compute Σπ²
 
 
@@ -32,9 +33,15 @@ class Options:
     Attributes:
         handle_zero_tail: a column of a prompt group with one live row has the baseline 0 (advantage = return). With
             False the row is its own baseline (advantage 0).
+        bypass: what `rollout_correction.bypass_mode` does to OTB. "forward": one forward pass of the actor a step
+            gives π and Σπ² for the energies. "refuse": the run ends at its start.
     """
 
     handle_zero_tail: bool = True
+    bypass: Literal["forward", "refuse"] = "forward"
+
+
+_VALUES: dict[str, tuple[Any, ...]] = {"handle_zero_tail": (True, False), "bypass": ("forward", "refuse")}
 
 
 def is_otb(algorithm: Any) -> bool:
@@ -61,17 +68,23 @@ def options(algorithm: Mapping[str, Any] | None) -> Options:
             f"Correct or remove the override +algorithm.otb.{unknown[0]}=…"
         )
     for name, value in section.items():
-        if not isinstance(value, bool):
-            raise ConfigError(f"algorithm.otb.{name} is to be true or false, found {value!r}.")
+        if not any(type(value) is type(allowed) and value == allowed for allowed in _VALUES[name]):
+            choice = " or ".join(str(allowed).lower() for allowed in _VALUES[name])
+            raise ConfigError(f"algorithm.otb.{name} is to be {choice}, found {value!r}.")
     return Options(**section)
 
 
-def check(config: Any, trainer: str | None = None) -> None:
+def bypass(algorithm: Any) -> bool:
+    """Whether verl takes the rollout engine's log-probs for the old ones, without a forward pass of the actor."""
+    correction = algorithm.get("rollout_correction", None) or {}
+    return bool(correction.get("bypass_mode", False))
+
+
+def check(config: Any) -> None:
     """Refuse a configuration that OTB cannot run with.
 
     Args:
         config: the whole run's configuration, as `main_ppo` composes it.
-        trainer: the trainer that is about to start, where that is known: "v1", "deprecated" or "separation".
 
     Raises:
         ConfigError: names what was found and the override to change.
@@ -81,7 +94,7 @@ def check(config: Any, trainer: str | None = None) -> None:
     if not is_otb(algorithm):
         return
     require_hooks()
-    options(algorithm)
+    chosen = options(algorithm)
     actor = config.actor_rollout_ref.actor
     if not actor.get("calculate_sum_pi_squared", False):
         raise ConfigError(
@@ -94,14 +107,16 @@ def check(config: Any, trainer: str | None = None) -> None:
             f"actor_rollout_ref.actor.strategy={strategy} cannot emit Σπ², which {algorithm.adv_estimator} needs. "
             f"Use one of {', '.join(ENGINES)}, or another estimator."
         )
-    if trainer is None:
-        trainer = "v1" if config.trainer.get("use_v1", True) else "deprecated"
-    for setting, unsupported, instead in _not_yet(config, trainer):
-        if unsupported:
-            raise ConfigError(
-                f"{setting} does not work with {algorithm.adv_estimator} in this version of verl-otb. {instead}, or "
-                "choose another estimator."
-            )
+    if strategy not in ENGINES:
+        raise _unsupported(f"actor_rollout_ref.actor.strategy={strategy}", f"Use one of {', '.join(ENGINES)}", config)
+    if strategy in FUSED_THEIR_OWN_WAY and config.actor_rollout_ref.model.get("use_fused_kernels", False):
+        setting = f"actor_rollout_ref.model.use_fused_kernels=True with strategy={strategy}"
+        raise _unsupported(setting, "Set it to False", config)
+    if bypass(algorithm) and chosen.bypass == "refuse":
+        raise ConfigError(
+            "algorithm.rollout_correction.bypass_mode=True costs OTB a forward pass of the actor a step, and "
+            "algorithm.otb.bypass=refuse forbids it. Set bypass_mode=False, or remove algorithm.otb.bypass"
+        )
     if algorithm.get("gamma", 1.0) != 1.0:
         logger.warning("algorithm.gamma=%s is not used: OTB's returns are not discounted.", algorithm.gamma)
     if config.actor_rollout_ref.rollout.n == 1:
@@ -111,30 +126,11 @@ def check(config: Any, trainer: str | None = None) -> None:
         )
 
 
-def _not_yet(config: Any, trainer: str) -> list[tuple[str, bool, str]]:
-    """(setting, whether this run has it, what to do instead) for each path that is not delivered yet."""
-    strategy = config.actor_rollout_ref.actor.strategy
-    correction = config.algorithm.get("rollout_correction", None) or {}
-    fused = config.actor_rollout_ref.model.get("use_fused_kernels", False)
-    return [
-        (
-            f"actor_rollout_ref.model.use_fused_kernels=True with strategy={strategy}",
-            fused and strategy == "megatron",
-            "Set it to False",
-        ),
-        (
-            f"actor_rollout_ref.actor.strategy={strategy}",
-            strategy not in ENGINES,
-            f"Use one of {', '.join(ENGINES)}",
-        ),
-        (
-            "algorithm.rollout_correction.bypass_mode=True",
-            bool(correction.get("bypass_mode", False)),
-            "Set it to False",
-        ),
-        ("trainer.use_v1=False", trainer == "deprecated", "Set trainer.use_v1=True"),
-        ("fully_async or one_step_off", trainer == "separation", "Start python -m verl.trainer.main_ppo"),
-    ]
+def _unsupported(setting: str, instead: str, config: Any) -> ConfigError:
+    return ConfigError(
+        f"{setting} does not work with {config.algorithm.adv_estimator} in this version of verl-otb. {instead}, or "
+        "choose another estimator."
+    )
 
 
 def before_validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,20 +140,8 @@ def before_validate_config(original: Any, config: Any, *args: Any, **kwargs: Any
 
 
 def before_workers(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook `config.trainer`."""
-    check(self.config, "v1")
+    """Hooks `config.trainer`, `config.ray_trainer` and `config.separation`."""
+    check(self.config)
     if is_otb(self.config.algorithm):
         check_fused(self.config.actor_rollout_ref)
-    return original(self, *args, **kwargs)
-
-
-def before_workers_of_deprecated_trainer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook `config.deprecated_trainer`."""
-    check(self.config, "deprecated")
-    return original(self, *args, **kwargs)
-
-
-def before_workers_of_separation(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook `config.separation`."""
-    check(self.config, "separation")
     return original(self, *args, **kwargs)

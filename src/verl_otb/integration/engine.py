@@ -7,6 +7,8 @@ hidden states and the head, chunk by chunk.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from contextvars import ContextVar
 from typing import Any
@@ -19,6 +21,8 @@ from verl.utils import torch_functional as verl_F
 from verl_otb.errors import ConfigError
 from verl_otb.integration.heads import INSTEAD, refuse_head, refuse_left_out, refuse_sharded
 from verl_otb.kernels import linear_token_statistics, sum_pi_squared, token_statistics
+
+logger = logging.getLogger("verl_otb")
 
 # Our own request, not verl's calculate_sum_pi_squared: verl then leaves its own formula alone, and whoever sets
 # verl's flag without OTB gets verl's numbers.
@@ -86,6 +90,8 @@ def prepare_model_outputs(
     All are jagged nested tensors (samples, prompt + response), aligned with each other.
     """
     if not flag(micro_batch, ASK):
+        if flag(micro_batch, "calculate_sum_pi_squared"):
+            _say_that_verl_asks()
         return original(self, output, output_args, micro_batch, *args, **kwargs)
     if flag(micro_batch, "use_fused_kernels"):
         model_output = original(self, output, output_args, micro_batch, *args, **kwargs)
@@ -102,6 +108,16 @@ def prepare_model_outputs(
     model_output = original(self, output, output_args, micro_batch, *args, **kwargs)
     model_output[FIELD] = _packed(self, found, output_args, micro_batch)
     return model_output
+
+
+@functools.cache
+def _say_that_verl_asks() -> None:
+    """The one trace that a trainer without the plugin leaves in a worker with it."""
+    logger.warning(
+        "this worker computes Σπ² by verl's own formula: verl-otb is loaded here, but the trainer's process did not "
+        "ask through it. If algorithm.adv_estimator is one of OTB's, load the plugin there too (fully_async and "
+        "one_step_off do not read external_lib in their trainer): by its entry point, or VERL_USE_EXTERNAL_MODULES."
+    )
 
 
 def flag(micro_batch: Any, name: str, default: bool = False) -> bool:

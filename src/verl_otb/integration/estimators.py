@@ -5,19 +5,36 @@ They unpack what `compute_advantage` passes and hand it to `verl_otb.core`, whic
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, register_adv_est
 
-from verl_otb.core import optimal_token_advantages
+from verl_otb.core import Diagnostics, optimal_token_advantages
 from verl_otb.integration.config import options
 from verl_otb.integration.patching import require_hooks
 
 Estimate: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 _stock: dict[str, Any] = {}
+_watching: ContextVar[Diagnostics | None] = ContextVar("verl_otb_watching", default=None)
+
+
+@contextmanager
+def watched_by(diagnostics: Diagnostics) -> Iterator[None]:
+    """Estimates within add themselves to `diagnostics`: verl hands on advantages and returns only."""
+    token = _watching.set(diagnostics)
+    try:
+        yield
+    finally:
+        _watching.reset(token)
+
+
+def being_watched() -> bool:
+    return _watching.get() is not None
 
 
 def _estimate(
@@ -62,6 +79,7 @@ def _estimate(
         rollout_is_weights=rollout_is_weights,
         align=align,
         handle_zero_tail=options(config).handle_zero_tail,
+        diagnostics=_watching.get(),
     )
 
 
@@ -81,21 +99,23 @@ def tir_optimal_token_baseline(*args: Any, **kwargs: Any) -> Estimate:
     return _estimate("token", *args, **kwargs)
 
 
-OURS = {
-    AdvantageEstimator.OPTIMAL_TOKEN_BASELINE: optimal_token_baseline,
-    AdvantageEstimator.TIR_OPTIMAL_TOKEN_BASELINE: tir_optimal_token_baseline,
-}
+OURS = {function.__name__: function for function in (optimal_token_baseline, tir_optimal_token_baseline)}
 
 
+# verl is imported late: this module is imported by the hook on core_algos, and may itself be the first to import verl.
 def register() -> None:
     """Hook `estimators.register`: verl refuses a name that is taken, so its own two are freed first."""
-    for estimator, function in OURS.items():
-        _stock[estimator.value] = ADV_ESTIMATOR_REGISTRY.pop(estimator.value, None)
-        register_adv_est(estimator)(function)
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
+
+    for name, function in OURS.items():
+        _stock[name] = ADV_ESTIMATOR_REGISTRY.pop(name, None)
+        register_adv_est(name)(function)
 
 
 def unregister() -> None:
     """Put verl's own two back."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
     for name, function in _stock.items():
         ADV_ESTIMATOR_REGISTRY.pop(name, None)
         if function is not None:

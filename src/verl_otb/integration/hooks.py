@@ -20,6 +20,8 @@ REFUSING = ">=0.8"
 
 ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
+RAY_TRAINER = "verl.trainer.ppo.ray_trainer"
+SEPARATION = "verl.experimental.separation.ray_trainer"
 MEGATRON = "verl.workers.engine.megatron.transformer_impl"
 HERE = "verl_otb.integration"
 
@@ -32,24 +34,24 @@ class Hook:
         id: a name for messages and tables.
         module: the verl module whose import puts the hook in.
         qualname: the attribute inside it, `function` or `Class.method`.
-        kind: `register` calls the handler's module once; `wrap` replaces the attribute by a function that calls
-            `handler(original, *args, **kwargs)`.
-        verl: the verl versions this hook was read against (PEP 440).
         expects: the target's leading parameters; others may follow.
         handler: ours, `module:function`, imported only when the hook is put in.
         why: what verl lacks here.
         remove_when: the change in verl that makes the hook superfluous.
+        kind: `register` calls the handler's module once; `wrap` replaces the attribute by a function that calls
+            `handler(original, *args, **kwargs)`.
+        verl: the verl versions this hook was read against (PEP 440).
     """
 
     id: str
     module: str
     qualname: str
-    kind: Literal["register", "wrap"]
-    verl: str
     expects: tuple[str, ...]
     handler: str
     why: str
     remove_when: str
+    kind: Literal["register", "wrap"] = "wrap"
+    verl: str = SUPPORTED
 
     @property
     def target(self) -> str:
@@ -72,7 +74,6 @@ HOOKS: tuple[Hook, ...] = (
         id="config.driver",
         module="verl.utils.config",
         qualname="validate_config",
-        kind="wrap",
         verl=REFUSING,
         expects=("config",),
         handler=f"{HERE}.config:before_validate_config",
@@ -83,7 +84,6 @@ HOOKS: tuple[Hook, ...] = (
         id="config.trainer",
         module=TRAINER,
         qualname="PPOTrainer._init_dataloader",
-        kind="wrap",
         verl=REFUSING,
         expects=("self",),
         handler=f"{HERE}.config:before_workers",
@@ -91,33 +91,29 @@ HOOKS: tuple[Hook, ...] = (
         remove_when="never; it is the plugin's own check",
     ),
     Hook(
-        id="config.deprecated_trainer",
-        module="verl.trainer.ppo.ray_trainer",
+        id="config.ray_trainer",
+        module=RAY_TRAINER,
         qualname="RayPPOTrainer.init_workers",
-        kind="wrap",
         verl=REFUSING,
         expects=("self",),
-        handler=f"{HERE}.config:before_workers_of_deprecated_trainer",
-        why="trainer.use_v1=False would run with verl's own Σπ²; not delivered yet, so refused before any worker",
-        remove_when="verl-otb supports the deprecated trainer, or verl drops it",
+        handler=f"{HERE}.config:before_workers",
+        why="the same check with trainer.use_v1=False",
+        remove_when="never; it is the plugin's own check",
     ),
     Hook(
         id="config.separation",
-        module="verl.experimental.separation.ray_trainer",
+        module=SEPARATION,
         qualname="SeparateRayPPOTrainer._init_resource_pools",
-        kind="wrap",
         verl=REFUSING,
         expects=("self",),
-        handler=f"{HERE}.config:before_workers_of_separation",
-        why="fully_async and one_step_off never call validate_config; not delivered yet, so refused before any worker",
-        remove_when="verl-otb supports fully_async and one_step_off",
+        handler=f"{HERE}.config:before_workers",
+        why="the same check for fully_async and one_step_off, which never call validate_config",
+        remove_when="never; it is the plugin's own check",
     ),
     Hook(
         id="trainer.old_log_prob",
         module=TRAINER,
         qualname="PPOTrainer._compute_old_log_prob",
-        kind="wrap",
-        verl=SUPPORTED,
         expects=("self", "batch", "metrics"),
         handler=f"{HERE}.trainer:old_log_prob",
         why="the V1 trainer never asks the actor for Σπ², whatever calculate_sum_pi_squared says",
@@ -127,8 +123,6 @@ HOOKS: tuple[Hook, ...] = (
         id="trainer.advantage_step",
         module=TRAINER,
         qualname="PPOTrainer._compute_advantage",
-        kind="wrap",
-        verl=SUPPORTED,
         expects=("self", "batch", "metrics"),
         handler=f"{HERE}.trainer:advantage_step",
         why="the estimator's metrics need the trainer's metrics, its Σπ² the batch's TransferQueue partition",
@@ -138,19 +132,105 @@ HOOKS: tuple[Hook, ...] = (
         id="trainer.advantage_inputs",
         module=TRAINER,
         qualname="compute_advantage_for_multi_trajectories",
-        kind="wrap",
-        verl=SUPPORTED,
         expects=("data", "batch_keys", "adv_estimator"),
         handler=f"{HERE}.trainer:advantage_inputs",
         why="the V1 trainer fetches a fixed list of fields for the advantage, without Σπ²",
         remove_when="verl's V1 trainer fetches Σπ² for the estimators",
     ),
     Hook(
+        id="trainer.metrics",
+        module=TRAINER,
+        qualname="PPOTrainer._compute_metrics",
+        expects=("self", "batch", "metrics"),
+        handler=f"{HERE}.trainer:step_metrics",
+        why="the V1 trainer does not fetch what its own variance_proxy metrics are made of",
+        remove_when="verl's V1 trainer shows variance_proxy/*",
+    ),
+    Hook(
+        id="ray_trainer.old_log_prob",
+        module=RAY_TRAINER,
+        qualname="RayPPOTrainer._compute_old_log_prob",
+        expects=("self", "batch"),
+        handler=f"{HERE}.ray_trainer:old_log_prob",
+        why="asks the workers for our Σπ² instead of verl's; fully_async and one_step_off inherit it",
+        remove_when="verl computes Σπ² in float32, in one read",
+    ),
+    Hook(
+        id="ray_trainer.fit",
+        module=RAY_TRAINER,
+        qualname="RayPPOTrainer.fit",
+        expects=("self",),
+        handler=f"{HERE}.ray_trainer:step_of",
+        why="the functions hooked below are given no trainer",
+        remove_when="the next three can go",
+    ),
+    Hook(
+        id="ray_trainer.bypass",
+        module="verl.trainer.ppo.rollout_corr_helper",
+        qualname="apply_bypass_mode",
+        expects=("batch",),
+        handler=f"{HERE}.ray_trainer:bypass_mode",
+        why="in bypass mode no actor computes π and Σπ², which the energies need from one policy",
+        remove_when="verl gives OTB both in bypass mode",
+    ),
+    Hook(
+        id="ray_trainer.advantages",
+        module=RAY_TRAINER,
+        qualname="compute_advantage",
+        expects=("data", "adv_estimator"),
+        handler=f"{HERE}.ray_trainer:advantages",
+        why="OTB needs the actor's log-probs in bypass mode, and rewards without penalties that rejection masked",
+        remove_when="verl masks the penalty, and gives OTB its own log-probs",
+    ),
+    Hook(
+        id="ray_trainer.metrics",
+        module=RAY_TRAINER,
+        qualname="compute_data_metrics",
+        expects=("batch",),
+        handler=f"{HERE}.ray_trainer:data_metrics",
+        why="the estimator's metrics belong among the step's",
+        remove_when="never; verl has no such metrics",
+    ),
+    Hook(
+        id="separation.log_prob",
+        module=SEPARATION,
+        qualname="SeparateRayPPOTrainer._fit_compute_log_prob",
+        expects=("self", "batch"),
+        handler=f"{HERE}.ray_trainer:step_of",
+        why="as ray_trainer.fit, for fully_async and one_step_off",
+        remove_when="ray_trainer.bypass can go",
+    ),
+    Hook(
+        id="separation.advantage_step",
+        module=SEPARATION,
+        qualname="SeparateRayPPOTrainer._fit_compute_advantage",
+        expects=("self", "batch"),
+        handler=f"{HERE}.ray_trainer:step_of",
+        why="as ray_trainer.fit",
+        remove_when="separation.advantages can go",
+    ),
+    Hook(
+        id="separation.advantages",
+        module=SEPARATION,
+        qualname="compute_advantage",
+        expects=("data", "adv_estimator"),
+        handler=f"{HERE}.ray_trainer:advantages",
+        why="its own copy of the function that ray_trainer.advantages is on",
+        remove_when="ray_trainer.advantages can go",
+    ),
+    Hook(
+        id="separation.metrics",
+        module=SEPARATION,
+        qualname="compute_data_metrics",
+        expects=("batch",),
+        handler=f"{HERE}.ray_trainer:data_metrics",
+        why="its own copy of the function that ray_trainer.metrics is on",
+        remove_when="never; verl has no such metrics",
+    ),
+    Hook(
         id="engine.forward_step",
         module=ENGINE,
         qualname="FSDPEngineWithLMHead.forward_step",
-        kind="wrap",
-        verl=SUPPORTED,
         expects=("self", "micro_batch", "loss_function", "forward_only"),
         handler=f"{HERE}.engine:forward_step",
         why="tells the fused heads, which see no batch, that this forward is asked for Σπ²",
@@ -160,8 +240,6 @@ HOOKS: tuple[Hook, ...] = (
         id="engine.outputs",
         module=ENGINE,
         qualname="FSDPEngineWithLMHead.prepare_model_outputs",
-        kind="wrap",
-        verl=SUPPORTED,
         expects=("self", "output", "output_args", "micro_batch"),
         handler=f"{HERE}.engine:prepare_model_outputs",
         why="verl reads the logits several times; its Σπ² works in their dtype and copies them (2x and more memory)",
@@ -171,8 +249,6 @@ HOOKS: tuple[Hook, ...] = (
         id="engine.fused_linear",
         module="verl.utils.experimental.torch_functional",
         qualname="FusedLinearForPPO.forward",
-        kind="wrap",
-        verl=SUPPORTED,
         expects=("self", "hidden_states", "vocab_weights", "input_ids", "temperature"),
         handler=f"{HERE}.engine:fused_linear",
         why="verl refuses Σπ² with fused kernels (torch and liger backends)",
@@ -182,8 +258,6 @@ HOOKS: tuple[Hook, ...] = (
         id="engine.linear_cross_entropy",
         module="verl.utils.kernel.linear_cross_entropy",
         qualname="linear_cross_entropy",
-        kind="wrap",
-        verl=SUPPORTED,
         expects=("hidden", "weight", "labels", "temperature"),
         handler=f"{HERE}.engine:linear_cross_entropy",
         why="verl refuses Σπ² with fused kernels (triton backend)",
@@ -193,8 +267,6 @@ HOOKS: tuple[Hook, ...] = (
         id="engine.megatron_logits",
         module=MEGATRON,
         qualname="MegatronEngineWithLMHead._lm_head_logits_processor",
-        kind="wrap",
-        verl=SUPPORTED,
         expects=("self", "logits", "label", "temperature", "calculate_sum_pi_squared"),
         handler=f"{HERE}.megatron:logits_processor",
         why="brings the trainer's request for Σπ² to the place where verl computes it",
@@ -204,8 +276,6 @@ HOOKS: tuple[Hook, ...] = (
         id="engine.megatron_sum_pi_squared",
         module=MEGATRON,
         qualname="vocab_parallel_sum_pi_squared",
-        kind="wrap",
-        verl=SUPPORTED,
         expects=("vocab_parallel_logits",),
         handler=f"{HERE}.megatron:vocab_parallel_sum_pi_squared",
         why="verl's works in the logits' dtype, with copies of them, and three all-reduces",

@@ -6,22 +6,24 @@ verl where the run uses another estimator.
 
 from __future__ import annotations
 
-import logging
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transfer_queue as tq
+from verl import DataProto
+from verl.trainer.ppo.metric_utils import compute_variance_proxy_metrics
 from verl.workers.utils.padding import response_from_nested
 
-from verl_otb.errors import ConfigError, VerlOtbError
-from verl_otb.integration.config import SUM_PI_SQUARED, is_otb
+from verl_otb.errors import VerlOtbError
+from verl_otb.integration.advantages import ENERGY_LOG_PROBS, no_sum_pi_squared, otb_inputs, otb_metrics, say_active
+from verl_otb.integration.config import bypass, is_otb
 from verl_otb.integration.engine import ASK, FIELD
-from verl_otb.integration.metrics import otb_metrics
-from verl_otb.kernels import chosen
+from verl_otb.integration.sessions import Sessions
 
-logger = logging.getLogger("verl_otb")
+# What the estimators read of a row.
+TOKEN_FIELDS = ("token_level_rewards", "response_mask", "old_log_probs", FIELD, "rollout_is_weights")
 
 
 @dataclass
@@ -29,6 +31,7 @@ class _Step:
     """What the hook around one advantage computation tells the one inside it, and hears from it."""
 
     partition_id: str
+    bypass: bool
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -43,30 +46,47 @@ def old_log_prob(original: Any, self: Any, batch: Any, *args: Any, **kwargs: Any
     """
     if not is_otb(self.config.algorithm):
         return original(self, batch, *args, **kwargs)
+    if bypass(self.config.algorithm):
+        result = original(self, batch, *args, **kwargs)
+        _forward_for_energies(self, result)
+        return result
     batch.extra_info[ASK] = True
     try:
         result = original(self, batch, *args, **kwargs)
     finally:
         batch.extra_info.pop(ASK, None)
     result.extra_info.pop(ASK, None)
-    data = _get(result.keys, result.partition_id, [FIELD, "response_mask"])
-    data[FIELD] = response_from_nested(data.pop(FIELD), data["response_mask"])
-    tq.kv_batch_put(keys=result.keys, partition_id=result.partition_id, fields=data.select(FIELD))
+    _take_home(result, {FIELD: FIELD})
     return result
+
+
+def _forward_for_energies(self: Any, batch: Any) -> None:
+    """In bypass mode verl runs no actor before the update. π and Σπ² have to come from one forward of one policy."""
+    before = dict(batch.extra_info)
+    temperature = self.config.actor_rollout_ref.rollout.temperature
+    batch.extra_info.update({"calculate_entropy": False, "compute_loss": False, "temperature": temperature, ASK: True})
+    try:
+        self.actor_rollout_wg.compute_log_prob(batch)
+    finally:
+        batch.extra_info.clear()
+        batch.extra_info.update(before)
+    _take_home(batch, {FIELD: FIELD, "log_probs": ENERGY_LOG_PROBS})
+
+
+def _take_home(batch: Any, names: dict[str, str]) -> None:
+    """Slice what the actor wrote to TransferQueue to the responses, under these names."""
+    data = _get(batch.keys, batch.partition_id, [*names, "response_mask"])
+    for name, ours in names.items():
+        data[ours] = response_from_nested(data.pop(name), data["response_mask"])
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data.select(*names.values()))
 
 
 def advantage_step(original: Any, self: Any, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Hook `trainer.advantage_step`: around the whole advantage step, for its partition and its metrics."""
     if not is_otb(self.config.algorithm):
         return original(self, batch, metrics, *args, **kwargs)
-    if not getattr(self, "_verl_otb_said", False):
-        self._verl_otb_said = True
-        logger.info(
-            "OTB is active: estimator %s, Σπ² from the actor's old-log-prob pass by the %s kernel",
-            self.config.algorithm.adv_estimator,
-            chosen(self.config.trainer.device),
-        )
-    step = _Step(batch.partition_id)
+    say_active(self.config)
+    step = _Step(batch.partition_id, bypass(self.config.algorithm))
     token = _step.set(step)
     try:
         result = original(self, batch, metrics, *args, **kwargs)
@@ -88,48 +108,54 @@ def advantage_inputs(
             "verl computes advantages outside of PPOTrainer._compute_advantage, where verl-otb does not know the "
             "batch's TransferQueue partition. This verl is not one that verl-otb knows; choose another estimator."
         )
-    _refuse_sessions_of_several_outputs(batch_keys)
-    fields = data.batch
-    rows, width = fields["response_mask"].shape
-    sum_pi_squared = _get(batch_keys, step.partition_id, [FIELD])[FIELD]
-    fields[FIELD] = torch.nested.to_padded_tensor(sum_pi_squared, 0.0, (rows, width))
-    rewards = fields["token_level_rewards"]
-    fields["token_level_rewards"] = without_masked_penalty(
-        rewards, fields["token_level_scores"], fields["response_mask"]
-    )
-    data = original(data, batch_keys, adv_estimator, *args, **kwargs)
-    step.metrics.update(otb_metrics(data.batch))
-    data.batch["token_level_rewards"] = rewards  # verl stores and logs these
+    names = [FIELD, ENERGY_LOG_PROBS] if step.bypass else [FIELD]
+    brought = _get(batch_keys, step.partition_id, names)
+    shape = data.batch["response_mask"].shape
+    for name in names:
+        data.batch[name] = torch.nested.to_padded_tensor(brought[name], 0.0, shape)
+    sessions = Sessions.of(batch_keys, brought[FIELD].offsets().diff(), shape[1])
+    with otb_inputs(data.batch) as diagnostics:
+        if sessions is None:
+            data = original(data, batch_keys, adv_estimator, *args, **kwargs)
+        else:
+            joined = original(_joined(data, sessions), sessions.keys, adv_estimator, *args, **kwargs)
+            for name in ("advantages", "returns"):
+                data.batch[name] = sessions.split(joined.batch[name])
+    step.metrics.update(otb_metrics(diagnostics, adv_estimator))
     return data
 
 
-def without_masked_penalty(rewards: torch.Tensor, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Rewards (rows, tokens) less the KL penalty under tokens that rejection masked after it was applied.
+def _joined(data: Any, sessions: Sessions) -> DataProto:
+    """One row a session. Its score is its last row's alone, verl's rule for GRPO: the agent loop writes the one score
+    of a session to every row. Its KL penalties are every row's."""
+    fields = data.batch
+    scores, rewards = fields["token_level_scores"], fields["token_level_rewards"]
+    per_row = {name: fields[name] for name in TOKEN_FIELDS if name in fields}
+    per_row["token_level_rewards"] = sessions.of_last_rows(scores) + (rewards - scores)
+    uids = data.non_tensor_batch["uid"][sessions.last.numpy()]
+    return DataProto.from_dict({name: sessions.join(rows) for name, rows in per_row.items()}, {"uid": uids})
 
-    verl applies the penalty before rejection sampling changes the mask. The outcome score of a masked token still
-    rewards the tokens before it; a penalty on a token that is not trained on does not.
-    """
-    return rewards if rewards is scores else torch.where(mask != 0, rewards, scores)
+
+def step_metrics(original: Any, self: Any, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Hook `trainer.metrics`: verl's own variance_proxy/*, for which its V1 trainer does not fetch the fields."""
+    result = original(self, batch, metrics, *args, **kwargs)
+    if not is_otb(self.config.algorithm):
+        return result
+    correction = self.config.algorithm.get("rollout_correction", None) or {}
+    bypassed = bypass(self.config.algorithm)
+    log_probs = ENERGY_LOG_PROBS if bypassed else "old_log_probs"
+    names = [FIELD, log_probs, "advantages", "response_mask"]
+    if correction.get("rollout_is", None) and not bypassed:
+        names.append("rollout_is_weights")
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names).to_padded_tensor()
+    data["old_log_probs"] = data.pop(log_probs)
+    metrics.update(compute_variance_proxy_metrics(DataProto(batch=data), metrics.get("actor/grad_norm")))
+    return result
 
 
 def _get(keys: list[str], partition_id: str, names: list[str]) -> Any:
     data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=names)
     if FIELD not in data:
-        raise ConfigError(
-            "the actor workers sent no Σπ² although the trainer asked for it: verl-otb is loaded in the trainer, but "
-            "not in the workers, or an engine of your own overrides prepare_model_outputs. Install verl-otb on every "
-            "node, and let no VERL_USE_EXTERNAL_PLUGINS leave out `otb` there, or name it in "
-            f"actor_rollout_ref.model.external_lib=verl_otb.plugin. ({SUM_PI_SQUARED} is set.)"
-        )
+        raise no_sum_pi_squared()
     return data
-
-
-def _refuse_sessions_of_several_outputs(batch_keys: list[str]) -> None:
-    """A session's outputs are one trajectory; taken for several they would count several times in the baseline."""
-    sessions = {key.rpartition("_")[0] for key in batch_keys}
-    if len(sessions) < len(batch_keys):
-        raise ConfigError(
-            f"the agent loop gave {len(batch_keys)} outputs for {len(sessions)} sessions. Sessions of several outputs "
-            "do not work with OTB in this version of verl-otb. Use an agent loop with one output a session, or "
-            "choose another estimator."
-        )

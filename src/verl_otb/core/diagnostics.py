@@ -1,0 +1,98 @@
+"""What a batch says about its baseline, summed up while the estimator has its blocks at hand."""
+
+from __future__ import annotations
+
+import torch
+
+from verl_otb.core.baseline import without_peer
+
+
+class Diagnostics:
+    """Hand it to `optimal_token_advantages`, then read `figures`. Masked tokens and rows without tokens take no part.
+
+    The sums stay on the device until they are read.
+    """
+
+    def __init__(self) -> None:
+        self._sums: torch.Tensor | None = None
+        self._largest_energy: torch.Tensor | None = None
+
+    def add(
+        self,
+        *,
+        live: torch.Tensor,
+        row_sums: torch.Tensor,
+        returns: torch.Tensor,
+        token_energy: torch.Tensor,
+        importance_weights: torch.Tensor | None,
+        realized_energy: torch.Tensor,
+        baseline: torch.Tensor,
+        column_live: torch.Tensor,
+        column_energy: torch.Tensor,
+        handle_zero_tail: bool,
+    ) -> None:
+        """Add a block: (groups, rows, tokens) tensors that are 0 on masked tokens, `live` as bits (`masking`).
+
+        `row_sums` is (groups, rows), the sum of each row's rewards; `column_…` are the tensors as the rows are
+        compared: by position or by the k-th unmasked token.
+        """
+        token_power = token_energy if importance_weights is None else token_energy * importance_weights.square()
+        has_tokens = live.sum(-1) < 0
+        group_mean = (row_sums.sum(-1) / has_tokens.sum(-1).clamp(min=1))[:, None, None]
+        advantages = returns - baseline
+        live_rows = -column_live.sum(-2, keepdim=True)
+        total = column_energy.sum(-2, keepdim=True)
+        effective = (total.square() / column_energy.square().sum(-2, keepdim=True)).where(total > 0, live_rows)
+        alone = without_peer(column_live, handle_zero_tail=handle_zero_tail) & (live_rows > 0)
+        mask = live.bool()
+        sums = torch.stack(
+            [
+                value.sum(dtype=torch.float64)
+                for value in (
+                    mask,
+                    baseline * mask,
+                    baseline.square() * mask,
+                    advantages * mask,
+                    advantages.square() * mask,
+                    realized_energy,
+                    token_energy,
+                    live_rows == 1,
+                    alone & (live_rows == 1),
+                    effective,
+                    live_rows > 0,
+                    advantages.square() * token_power,
+                    (returns - group_mean).square() * token_power,
+                )
+            ]
+        )
+        largest = realized_energy.amax()
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._largest_energy = largest if self._largest_energy is None else self._largest_energy.maximum(largest)
+
+    def figures(self) -> dict[str, float]:
+        """Means over the trained tokens unless said otherwise; empty where there were none.
+
+        `baseline/mean`, `baseline/std`: B_t, in the reward's unit. `advantage/std`: A_t. `realized_energy/mean`,
+        `/max`: W_t. `token_energy/mean`: w_t. `single_row_fraction`: tokens without another live row in their
+        column; `zero_tail_fraction`: those whose baseline is 0 for it. `effective_group_size`: (Σ W)² / Σ W² over
+        the rows of a column, mean over columns. `gradient_power`: ρ_t² A_t² w_t, the squared norm of a token's
+        part of the gradient with respect to its logits; `gradient_power_group_mean`: the same with the mean of the
+        group's total rewards for a baseline; `gradient_power_vs_group_mean`: their ratio, below 1 where OTB helps.
+        """
+        if self._sums is None or self._largest_energy is None or not self._sums[0] > 0:
+            return {}
+        tokens, b, b2, a, a2, realized, energy, single, zero, effective, columns, power, reference = self._sums.tolist()
+        return {
+            "baseline/mean": b / tokens,
+            "baseline/std": max(b2 / tokens - (b / tokens) ** 2, 0.0) ** 0.5,
+            "advantage/std": max(a2 / tokens - (a / tokens) ** 2, 0.0) ** 0.5,
+            "realized_energy/mean": realized / tokens,
+            "realized_energy/max": self._largest_energy.item(),
+            "token_energy/mean": energy / tokens,
+            "single_row_fraction": single / tokens,
+            "zero_tail_fraction": zero / tokens,
+            "effective_group_size": effective / columns,
+            "gradient_power": power / tokens,
+            "gradient_power_group_mean": reference / tokens,
+            "gradient_power_vs_group_mean": power / reference if reference > 0 else 1.0,
+        }

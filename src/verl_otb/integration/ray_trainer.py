@@ -1,0 +1,92 @@
+"""Σπ² on its way through verl's RayPPOTrainer (`trainer.use_v1=False`) and the trainers that inherit it, fully_async
+and one_step_off.
+
+Here a batch is one DataProto that the trainer holds, so Σπ² rides along with the old log-probs.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from verl.utils import tensordict_utils as tu
+
+from verl_otb.integration.advantages import ENERGY_LOG_PROBS, no_sum_pi_squared, otb_inputs, otb_metrics, say_active
+from verl_otb.integration.config import is_otb
+from verl_otb.integration.engine import ASK, FIELD
+from verl_otb.integration.estimators import being_watched
+
+# The trainer whose step this is: verl's bypass is a function that knows no trainer.
+_trainer: ContextVar[Any] = ContextVar("verl_otb_trainer", default=None)
+# From the advantage computation to the step's metrics, which are put together elsewhere in the same step.
+_metrics: ContextVar[dict[str, float] | None] = ContextVar("verl_otb_metrics", default=None)
+
+
+class _Asked:
+    """The actor's workers, asked for our Σπ² instead of verl's."""
+
+    def __init__(self, workers: Any):
+        self._workers = workers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workers, name)
+
+    def compute_log_prob(self, batch: Any) -> Any:
+        tu.assign_non_tensor(batch, **{ASK: True, "calculate_sum_pi_squared": False})
+        output = self._workers.compute_log_prob(batch)
+        if FIELD not in output.keys():  # noqa: SIM118  (a TensorDict iterates over rows)
+            raise no_sum_pi_squared()
+        return output
+
+
+def old_log_prob(original: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook `ray_trainer.old_log_prob`: verl takes whatever Σπ² comes back, and ours does."""
+    if not is_otb(self.config.algorithm) or isinstance(self.actor_rollout_wg, _Asked):
+        return original(self, batch, *args, **kwargs)
+    workers = self.actor_rollout_wg
+    self.actor_rollout_wg = _Asked(workers)
+    try:
+        return original(self, batch, *args, **kwargs)
+    finally:
+        self.actor_rollout_wg = workers
+
+
+def step_of(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hooks `ray_trainer.fit`, `separation.log_prob` and `separation.advantage_step`: what is called within is this
+    trainer's."""
+    token = _trainer.set(self)
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        _trainer.reset(token)
+
+
+def bypass_mode(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook `ray_trainer.bypass`: old_log_probs become the rollout's; for the energies the actor gives π and Σπ²."""
+    result = original(batch, *args, **kwargs)
+    trainer = _trainer.get()
+    if trainer is not None and is_otb(trainer.config.algorithm):
+        actor, _ = trainer._compute_old_log_prob(batch)
+        batch.batch[FIELD] = actor.batch[FIELD]
+        batch.batch[ENERGY_LOG_PROBS] = actor.batch["old_log_probs"]
+    return result
+
+
+def advantages(original: Any, data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hooks `ray_trainer.advantages` and `separation.advantages`."""
+    if not is_otb({"adv_estimator": adv_estimator}) or being_watched():  # V1 has prepared its batch already
+        return original(data, adv_estimator, *args, **kwargs)
+    with otb_inputs(data.batch) as diagnostics:
+        data = original(data, adv_estimator, *args, **kwargs)
+    _metrics.set(otb_metrics(diagnostics, adv_estimator))
+    if (trainer := _trainer.get()) is not None:
+        say_active(trainer.config)
+    return data
+
+
+def data_metrics(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hooks `ray_trainer.metrics` and `separation.metrics`: ours beside verl's metrics of the same batch."""
+    metrics = original(*args, **kwargs)
+    metrics.update(_metrics.get() or {})
+    _metrics.set(None)
+    return metrics

@@ -1,0 +1,112 @@
+"""What a batch says about its baseline, against loops over the definition in float64."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from statistics import fmean, pstdev
+
+import pytest
+import torch
+from definition import define
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_batches import ALIGNMENTS, batches, columns, poisoned
+
+from verl_otb.core import Diagnostics, optimal_token_advantages
+from verl_otb.core import advantage as module
+
+
+def figures_by_definition(batch, align, handle_zero_tail):
+    mask, index = batch["response_mask"].tolist(), batch["index"]
+    rewards = batch["token_level_rewards"].double().tolist()
+    weights = batch["rollout_is_weights"].double().tolist() if "rollout_is_weights" in batch else None
+    defined = define(
+        rewards,
+        mask,
+        batch["old_log_probs"].double().tolist(),
+        batch["sum_pi_squared"].double().tolist(),
+        index,
+        importance_weights=weights,
+        align=align,
+        handle_zero_tail=handle_zero_tail,
+    )
+    column = columns(batch["response_mask"], align).tolist()
+    cells, by_column, with_tokens = [], defaultdict(list), defaultdict(set)
+    for i, row in enumerate(mask):
+        for t, live in enumerate(row):
+            if live:
+                cells.append((i, t))
+                by_column[index[i], column[i][t]].append((i, t))
+                with_tokens[index[i]].add(i)
+    if not cells:
+        return {}
+    mean = {uid: fmean(math.fsum(rewards[i]) for i in rows) for uid, rows in with_tokens.items()}
+    alone = [cell for live in by_column.values() if len(live) == 1 for cell in live]
+    zeroed = [(i, t) for i, t in alone if handle_zero_tail or len(with_tokens[index[i]]) == 1]
+
+    def values(matrix):
+        return [matrix[i][t] for i, t in cells]
+
+    def effective(live):
+        energies = [defined.realized_energy[i][t] for i, t in live]
+        return math.fsum(energies) ** 2 / math.fsum(w * w for w in energies) if math.fsum(energies) else len(live)
+
+    def power(advantage):
+        rho = weights or [[1.0] * len(row) for row in mask]
+        return fmean(rho[i][t] ** 2 * defined.token_energy[i][t] * advantage(i, t) ** 2 for i, t in cells)
+
+    ours = power(lambda i, t: defined.advantages[i][t])
+    reference = power(lambda i, t: defined.returns[i][t] - mean[index[i]])
+    return {
+        "baseline/mean": fmean(values(defined.baseline)),
+        "baseline/std": pstdev(values(defined.baseline)),
+        "advantage/std": pstdev(values(defined.advantages)),
+        "realized_energy/mean": fmean(values(defined.realized_energy)),
+        "realized_energy/max": max(values(defined.realized_energy)),
+        "token_energy/mean": fmean(values(defined.token_energy)),
+        "single_row_fraction": len(alone) / len(cells),
+        "zero_tail_fraction": len(zeroed) / len(cells),
+        "effective_group_size": fmean(map(effective, by_column.values())),
+        "gradient_power": ours,
+        "gradient_power_group_mean": reference,
+        "gradient_power_vs_group_mean": ours / reference if reference else 1.0,
+    }
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+@pytest.mark.parametrize("handle_zero_tail", [True, False])
+@settings(deadline=None, max_examples=80)
+@given(batch=batches(), poison=st.booleans(), small_blocks=st.booleans())
+def test_are_those_of_the_definition(align, handle_zero_tail, batch, poison, small_blocks):
+    diagnostics = Diagnostics()
+    with pytest.MonkeyPatch.context() as patch:
+        if small_blocks:
+            patch.setitem(module._BLOCK_TOKENS, "cpu", 1)
+        optimal_token_advantages(
+            **(poisoned(batch) if poison else batch),
+            align=align,
+            handle_zero_tail=handle_zero_tail,
+            diagnostics=diagnostics,
+        )
+    found, expected = diagnostics.figures(), figures_by_definition(batch, align, handle_zero_tail)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        # Near-certain tokens lose digits in 1 − π, in any arithmetic; a variance by its two moments half of them.
+        assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
+
+
+def test_nothing_watched_says_nothing():
+    assert Diagnostics().figures() == {}
+
+
+def test_watching_changes_nothing():
+    generator = torch.Generator().manual_seed(0)
+    rewards, pi = torch.rand(6, 9, generator=generator), torch.rand(6, 9, generator=generator)
+    arguments = (rewards, torch.ones(6, 9), pi.log(), pi.square(), list("aabbbb"))
+    for ours, watched in zip(
+        optimal_token_advantages(*arguments),
+        optimal_token_advantages(*arguments, diagnostics=Diagnostics()),
+        strict=True,
+    ):
+        assert torch.equal(ours, watched)

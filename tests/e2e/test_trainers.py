@@ -1,0 +1,95 @@
+"""The deprecated trainer, and bypass mode under both: whole runs, and what they trained on."""
+
+import pytest
+import torch
+from otb_runs import ACTIVE, DENSE_REWARD, probe, probed
+from real_trainer import padded
+from transformers import AutoModelForCausalLM
+
+from verl_otb import optimal_token_advantages
+
+pytestmark = pytest.mark.e2e
+
+DEPRECATED = "trainer.use_v1=False"
+# top_k makes the rollout's log-probs another distribution's than the actor's.
+BYPASS = ["algorithm.rollout_correction.bypass_mode=True", "actor_rollout_ref.rollout.top_k=20"]
+RUNS = {
+    "deprecated": [DEPRECATED, "algorithm.adv_estimator=tir_optimal_token_baseline"],
+    "deprecated, bypass": [DEPRECATED, *BYPASS],
+    "V1, bypass": BYPASS,
+}
+STEPS = 2
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def trained(request, tiny_task, tmp_path_factory):
+    import verl_run
+
+    directory = tmp_path_factory.mktemp("trainers")
+    run = verl_run.run_verl(
+        *RUNS[request.param],
+        DENSE_REWARD,
+        f"trainer.total_training_steps={STEPS}",
+        "actor_rollout_ref.rollout.calculate_log_probs=True",
+        task=tiny_task,
+        directory=directory,
+        env=probed(directory),
+    )
+    return request.param, run
+
+
+def energy_log_probs(fields):
+    return padded(fields["otb_log_probs" if "otb_log_probs" in fields else "old_log_probs"])
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_advantages_trained_on_are_the_estimator_s(trained, step):
+    name, run = trained
+    fields = probe(run.directory, step)
+    mask = padded(fields["response_mask"])
+    scores = padded(fields["token_level_scores" if "token_level_scores" in fields else "rm_scores"])
+    advantages, _ = optimal_token_advantages(
+        scores,
+        mask,
+        energy_log_probs(fields),
+        padded(fields["sum_pi_squared"]),
+        fields["uid"],
+        align="token" if name == "deprecated" else "position",
+    )
+    assert advantages.abs().max() > 0
+    torch.testing.assert_close(padded(fields["advantages"]) * mask, advantages, atol=1e-6, rtol=0)
+
+
+def test_energies_are_of_one_policy(trained, tiny_task):
+    """log π and Σπ² of step 1, in float64 from the model that the run began with."""
+    name, run = trained
+    fields = probe(run.directory, 1)
+    model = AutoModelForCausalLM.from_pretrained(tiny_task.model, dtype=torch.float64, attn_implementation="eager")
+    masks = padded(fields["response_mask"]) != 0
+    for row, mask in enumerate(masks):
+        tokens = fields["input_ids"][row]
+        if "attention_mask" in fields:  # padded on both sides, by the deprecated trainer
+            tokens = tokens[fields["attention_mask"][row].bool()]
+        length = int(mask.sum())
+        with torch.no_grad():
+            log_pi = model(tokens[None]).logits[0, -length - 1 : -1].log_softmax(-1)
+        own = log_pi.gather(-1, tokens[-length:, None]).squeeze(-1)
+        found = padded(fields["sum_pi_squared"])[row][:length].double()
+        torch.testing.assert_close(found, log_pi.exp().square().sum(-1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(energy_log_probs(fields)[row][:length].double(), own, atol=1e-5, rtol=0)
+    if "bypass" in name:  # the loss keeps the rollout's
+        rollout = padded(fields["rollout_log_probs"])[masks]
+        torch.testing.assert_close(padded(fields["old_log_probs"])[masks], rollout, atol=0, rtol=0)
+        assert (rollout - energy_log_probs(fields)[masks]).abs().max() > 0.1
+
+
+def test_trains_and_says_so(trained):
+    name, run = trained
+    assert [line["step"] for line in run.metrics] == list(range(1, STEPS + 1))
+    for line in run.metrics:
+        assert line["actor/grad_norm"] > 0
+        assert line["otb/realized_energy/mean"] > 0
+        assert line["otb/gradient_power_vs_group_mean"] > 0
+        assert line["variance_proxy/proxy2_total_power"] > 0
+    assert run.log.count(ACTIVE) == 1
+    assert run.log.count("each step has that forward pass after all") == ("bypass" in name)

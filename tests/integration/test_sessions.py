@@ -1,0 +1,136 @@
+"""Sessions of several outputs on verl's real V1 methods: one trajectory each, whatever the number of its rows."""
+
+import pytest
+import torch
+from definition import define
+from real_trainer import put_batch, v1_trainer
+from real_worker import jagged, tiny_config, training_worker
+from tensordict import TensorDict
+
+from verl_otb.integration.sessions import Sessions
+
+# (uid, session, index), prompt and response length, score; in no order, as TransferQueue may give them.
+OUTPUTS = [
+    (("a", 0, 1), 3, 4, 1.0),
+    (("a", 1, 0), 4, 6, 0.0),
+    (("b", 0, 0), 5, 3, 0.5),
+    (("a", 0, 0), 2, 5, 1.0),
+    (("b", 1, 2), 4, 2, 1.0),
+    (("b", 1, 0), 3, 3, 1.0),
+    (("a", 0, 2), 6, 1, 1.0),
+    (("b", 1, 1), 2, 4, 1.0),
+]
+
+
+@pytest.fixture(scope="module")
+def worker(tiny_task):
+    return training_worker(tiny_task.model)
+
+
+def put_sessions(queue):
+    """Each output of a session carries the session's score, as verl's agent loop copies it."""
+    batch = put_batch(
+        queue,
+        rows=[(uid, prompt, response) for (uid, _, _), prompt, response, _ in OUTPUTS],
+        keys=[f"{uid}-sessions_{session}_{index}" for (uid, session, index), *_ in OUTPUTS],
+    )
+    scores = []
+    for _, _, length, score in OUTPUTS:
+        row = torch.zeros(length)
+        row[-1] = score
+        scores.append(row)
+    mask = [torch.ones(length, dtype=torch.int64) for _, _, length, _ in OUTPUTS]
+    mask[3][2] = 0  # a hole in the middle, and a row that ends in tool output: its length still counts
+    mask[5][-1] = 0
+    queue.kv_batch_put(
+        keys=batch.keys,
+        partition_id="train",
+        fields=TensorDict({"rm_scores": jagged(scores), "response_mask": jagged(mask)}, batch_size=len(mask)),
+    )
+    return batch
+
+
+def of_the_definition(fields, align, penalty):
+    """{key: advantages of its row}, from sessions joined by hand."""
+    order = sorted(range(len(OUTPUTS)), key=lambda row: OUTPUTS[row][0])
+    sessions = {}
+    for row in order:
+        sessions.setdefault(OUTPUTS[row][0][:2], []).append(row)
+    names = {"mask": "response_mask", "log_probs": "old_log_probs", "sum_pi_squared": "sum_pi_squared"}
+    joined = {name: [] for name in ("rewards", *names)}
+    for rows in sessions.values():
+        rewards = []
+        for row in rows:
+            score = fields["rm_scores"][row] if row == rows[-1] else torch.zeros_like(fields["rm_scores"][row])
+            rewards += (score - penalty[row] * fields["response_mask"][row]).double().tolist()
+        joined["rewards"].append(rewards)
+        for ours, theirs in names.items():
+            joined[ours].append([value for row in rows for value in fields[theirs][row].double().tolist()])
+    longest = max(map(len, joined["rewards"]))
+    padded = {name: [row + [0] * (longest - len(row)) for row in rows] for name, rows in joined.items()}
+    uids = [uid for uid, _ in sessions]
+    defined = define(
+        padded["rewards"], padded["mask"], padded["log_probs"], padded["sum_pi_squared"], uids, align=align
+    )
+    found = {}
+    for session, rows in enumerate(sessions.values()):
+        start = 0
+        for row in rows:
+            length = len(fields["responses"][row])
+            found[row] = defined.advantages[session][start : start + length]
+            start += length
+    return found
+
+
+@pytest.mark.parametrize("kl", [False, True], ids=["score alone", "KL in the reward"])
+@pytest.mark.parametrize(
+    ("estimator", "align"), [("optimal_token_baseline", "position"), ("tir_optimal_token_baseline", "token")]
+)
+def test_a_session_is_one_trajectory(worker, transfer_queue, tiny_task, estimator, align, kl):
+    overrides = [f"algorithm.adv_estimator={estimator}"]
+    if kl:
+        overrides += ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.5"]
+    trainer = v1_trainer(tiny_config(tiny_task.model, *overrides), worker)
+    batch, metrics = put_sessions(transfer_queue), {}
+    meta = trainer._compute_old_log_prob(batch.meta, metrics={})
+    penalty = [torch.zeros(len(row)) for row in batch.fields("responses")["responses"]]
+    if kl:
+        log_probs = batch.fields("old_log_probs")["old_log_probs"]
+        reference = [row - 0.3 * torch.rand(len(row)) for row in log_probs]
+        fields = TensorDict({"ref_log_prob": jagged(reference)}, batch_size=len(reference))
+        transfer_queue.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
+        penalty = [0.5 * (ours - theirs) for ours, theirs in zip(log_probs, reference, strict=True)]
+    trainer._compute_advantage(meta, metrics)
+    fields = batch.fields()
+    for row, wanted in of_the_definition(fields, align, penalty).items():
+        found = fields["advantages"][row]
+        assert len(found) == len(wanted)
+        torch.testing.assert_close(found.double(), torch.tensor(wanted, dtype=torch.float64), atol=1e-6, rtol=0)
+    assert any(row.any() for row in fields["advantages"])
+    assert metrics["otb/effective_group_size"] <= 2  # two sessions a prompt, not up to five rows
+
+
+def test_a_session_of_many_outputs_weighs_as_one():
+    """Two sessions, scores 1 and 0, one in three rows: counted by rows the baseline would be 0.75."""
+    keys = ["a_0_0", "a_0_1", "a_0_2", "a_1_0"]
+    sessions = Sessions.of(keys, torch.ones(4, dtype=torch.int64), 1)
+    scores = torch.tensor([[1.0], [1.0], [1.0], [0.0]])
+    joined = sessions.join(sessions.of_last_rows(scores))
+    assert joined.tolist() == [[0, 0, 1], [0, 0, 0]]
+    assert joined.sum(-1).mean() == 0.5
+    assert sessions.keys == ["a_0_2", "a_1_0"]
+
+
+def test_split_undoes_join():
+    keys = ["x_1_10", "x_1_9", "y_0_0", "x_1_2"]  # by number, not by letter
+    lengths = torch.tensor([2, 3, 4, 1])
+    sessions = Sessions.of(keys, lengths, 4)
+    rows = torch.arange(1.0, 17).view(4, 4) * (torch.arange(4) < lengths[:, None])
+    joined = sessions.join(rows)
+    assert joined[0].tolist() == [13, 5, 6, 7, 1, 2]
+    assert joined[1].tolist() == [9, 10, 11, 12, 0, 0]
+    assert torch.equal(sessions.split(joined), rows)
+
+
+def test_sessions_of_one_output_are_left_alone():
+    assert Sessions.of(["a_0_0", "a_1_0", "pad0f_0_0"], torch.tensor([1, 2, 3]), 3) is None
