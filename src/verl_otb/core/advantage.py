@@ -83,14 +83,14 @@ def optimal_token_baseline(
     which holds every product of float32 inputs without overflow or underflow.
 
     Args:
-        token_level_rewards: r_t, shape (rows, tokens), any dtype. Rewards under masked tokens count for the
+        token_level_rewards: r_t, shape (rows, tokens), any real dtype. Rewards under masked tokens count for the
             tokens before them.
         response_mask: 1 on tokens that the policy generated and trains on, else 0; same shape; bool, int or
             float. It may have holes and empty rows.
-        old_log_probs: log π_t of the sampled tokens, same shape.
-        sum_pi_squared: Σπ² over the vocabulary, same shape.
-        index: the uid of each row's prompt, one a row, in any order.
-        rollout_is_weights: importance weights ρ_t, same shape, or None.
+        old_log_probs: log π_t of the sampled tokens, same shape, floating point.
+        sum_pi_squared: Σπ² over the vocabulary, same shape, floating point.
+        index: the uid of each row's prompt, one a row, in any order; compared by value (`groups.group_ids`).
+        rollout_is_weights: importance weights ρ_t, same shape, floating point, or None.
         align: "position" compares tokens at the same place of their rows (verl's `optimal_token_baseline`),
             "token" the k-th unmasked tokens (`tir_optimal_token_baseline`).
         handle_zero_tail: B = 0 in columns with one live row; if False such a row is its own baseline.
@@ -99,9 +99,9 @@ def optimal_token_baseline(
         All of it on the inputs' device. Log-probs, Σπ² and ρ under masked tokens never matter, NaN included.
 
     Raises:
-        InputError: for shapes that disagree, and with field, first row and column, and uid for a mask other
-            than 0 and 1, a reward that is not finite in a row with unmasked tokens, and on unmasked tokens a
-            log-prob, Σπ² or ρ that is not finite or out of its bounds (`checks.BOUNDS`).
+        InputError: for types, shapes or devices that do not fit, a uid that is NaN, and with field, first row and
+            column, and uid for a mask other than 0 and 1, a reward that is not finite in a row with unmasked tokens,
+            and on unmasked tokens a log-prob, Σπ² or ρ that is not finite or out of its bounds (`checks.BOUNDS`).
     """
     inputs = Inputs(token_level_rewards, response_mask, old_log_probs, sum_pi_squared, rollout_is_weights)
     fields = tuple(field.name for field in dataclasses.fields(OptimalTokenBaseline))

@@ -57,6 +57,15 @@ def check_shapes(inputs: Inputs, index: Any) -> list[Any]:
         if not isinstance(tensor, torch.Tensor):
             what = f"a tensor, found {type(tensor).__name__}."
             raise InputError(f"{field}: expected {what}{_IF_MISSING.get(field, '')}", field)
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout)
+            raise InputError(f"{field}: expected a padded (rows, tokens) tensor, found a {kind} one.", field)
+        kinds = "a floating point" if field in BOUNDS else "a real"
+        if tensor.is_complex() or (field in BOUNDS and not tensor.is_floating_point()):
+            raise InputError(f"{field}: expected {kinds} tensor, found {tensor.dtype}.", field)
+        if tensor.device != inputs.token_level_rewards.device:
+            where = f"{inputs.token_level_rewards.device}, where token_level_rewards are, found on {tensor.device}."
+            raise InputError(f"{field}: expected on {where}", field)
         shape, expected = tuple(tensor.shape), tuple(inputs.token_level_rewards.shape)
         if len(shape) != 2 or 0 in shape:
             raise InputError(f"{field}: expected (rows, tokens), at least one of each, found {shape}.", field)

@@ -8,24 +8,41 @@ from typing import Any
 
 import torch
 
+from verl_otb.errors import InputError
+
 
 def group_ids(uids: list[Any]) -> torch.Tensor:
     """Number the prompt groups in the order of their first row.
 
     Args:
-        uids: one a row. They may be strings, numbers, a mixture, or unhashable (lists, dicts), which are equal
-            where their `repr` is.
+        uids: one a row: strings, numbers, arrays, tensors, tuples, lists or dicts of such, or a mixture. All are
+            compared by value; what else is unhashable is equal where its `repr` is.
 
     Returns:
         int64 tensor of shape (rows,), on the CPU.
+
+    Raises:
+        InputError: for a NaN, which is equal to nothing and would cut a prompt into groups of one row.
     """
     ids: dict[Hashable, int] = {}
-    return torch.tensor([ids.setdefault(_hashable(uid), len(ids)) for uid in uids], dtype=torch.int64)
+    return torch.tensor(
+        [ids.setdefault(_by_value(uid, row), len(ids)) for row, uid in enumerate(uids)], dtype=torch.int64
+    )
 
 
-def _hashable(uid: Any) -> Hashable:
+def _by_value(uid: Any, row: int) -> Hashable:
+    """The uid as something that is equal, and hashes alike, wherever its value is the same."""
+    if isinstance(uid, str):
+        return uid
     if hasattr(uid, "tolist"):  # arrays have no hash, and tensors hash by identity
         uid = uid.tolist()
+    if isinstance(uid, (list, tuple)):
+        return (type(uid), *(_by_value(item, row) for item in uid))
+    if isinstance(uid, dict):
+        return (dict, frozenset((_by_value(key, row), _by_value(value, row)) for key, value in uid.items()))
+    if isinstance(uid, float) and uid != uid:
+        what = f"uids that say which rows share a prompt, found {uid!r} at row {row}. NaN is equal to nothing"
+        raise InputError(f"index: expected {what}; give every row the uid of its prompt.", "index", row, uid=uid)
     try:
         hash(uid)
     except TypeError:

@@ -109,15 +109,15 @@ def token_statistics(
         Three float32 tensors of shape (...) (float64 from the reference on float64 logits), without gradient.
 
     Raises:
-        ValueError: a wrong dtype or shape, an unknown impl, a temperature not above 0, a label out of range.
-            Nothing waits for a GPU: there a label out of range is a device-side assertion, and a bad temperature
-            in a tensor makes its token NaN.
+        ValueError: a wrong type, dtype, shape or device, an unknown impl, a temperature not above 0, a label out of
+            range. Nothing waits for a GPU: there a label out of range is a device-side assertion, and a bad
+            temperature in a tensor makes its token NaN.
     """
     check_logits(logits)
     shape, columns = logits.shape[:-1], logits.shape[-1]
     rank, ranks = place(process_group)
     scale = check_temperature(temperature, shape, logits.device)
-    flat = check_labels(labels, shape, columns * ranks)
+    flat = check_labels(labels, shape, columns * ranks, logits.device)
     impl = chosen(logits, impl, process_group)
     if impl == "reference":
         return reference.token_statistics(logits, flat.view(shape), None if scale is None else scale.view(shape))
@@ -154,7 +154,7 @@ def linear_token_statistics(
     check_head(hidden, weight, bias)
     shape = hidden.shape[:-1]
     scale = check_temperature(temperature, shape, hidden.device)
-    flat = check_labels(labels, shape, len(weight))
+    flat = check_labels(labels, shape, len(weight), hidden.device)
     impl = chosen(hidden, impl)
     rows = hidden.reshape(-1, hidden.shape[-1])
     divisor = scale if scale is not None and isinstance(temperature, Tensor) else float(temperature)
