@@ -195,6 +195,60 @@ def test_missing_inputs(field, says):
         optimal_token_advantages(**good_batch() | {field: None})
 
 
+MATRIX = torch.full((3, 4), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("token_level_rewards", MATRIX.numpy(), "expected a tensor, found ndarray"),
+        ("response_mask", MATRIX.numpy(), "expected a tensor, found ndarray"),
+        ("old_log_probs", MATRIX.tolist(), "expected a tensor, found list"),
+        ("token_level_rewards", MATRIX[0], r"expected \(rows, tokens\), at least one of each, found \(4,\)"),
+        ("sum_pi_squared", MATRIX[0], r"expected \(rows, tokens\), at least one of each, found \(4,\)"),
+        ("old_log_probs", MATRIX.long(), "expected a floating point tensor, found torch.int64"),
+        ("sum_pi_squared", MATRIX.bool(), "expected a floating point tensor, found torch.bool"),
+        ("rollout_is_weights", MATRIX.int(), "expected a floating point tensor, found torch.int32"),
+        ("old_log_probs", MATRIX.cfloat(), "expected a floating point tensor, found torch.complex64"),
+        ("token_level_rewards", MATRIX.cfloat(), "expected a real tensor, found torch.complex64"),
+        ("response_mask", MATRIX.cfloat(), "expected a real tensor, found torch.complex64"),
+        ("old_log_probs", torch.nested.nested_tensor(list(MATRIX)), "expected a padded .* found a nested one"),
+        (
+            "token_level_rewards",
+            torch.nested.nested_tensor(list(MATRIX), layout=torch.jagged),
+            "expected a padded .* found a nested one",
+        ),
+        ("sum_pi_squared", MATRIX.to_sparse(), "expected a padded .* found a torch.sparse_coo one"),
+        ("old_log_probs", MATRIX.to("meta"), "expected on cpu, where token_level_rewards are, found on meta"),
+    ],
+)
+def test_wrong_types(field, value, says):
+    with pytest.raises(InputError, match=f"{field}: {says}") as caught:
+        optimal_token_advantages(**good_batch() | {field: value})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.bool, torch.bfloat16, torch.float64])
+def test_rewards_and_masks_of_any_real_type(dtype):
+    batch = good_batch()
+    expected = optimal_token_advantages(**batch)
+    for field in ("token_level_rewards", "response_mask"):
+        for ours, theirs in zip(
+            optimal_token_advantages(**batch | {field: batch[field].to(dtype)}), expected, strict=True
+        ):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("nan", [NAN, np.float32("nan"), torch.tensor(NAN), ("p", NAN), {"p": [np.array(NAN)]}])
+def test_a_uid_that_is_nan(nan):
+    """It is equal to nothing, itself included: each row would be a group of its own, without a word."""
+    with pytest.raises(
+        InputError, match=r"index: expected uids .* found nan at row 1\. .* the uid of its prompt"
+    ) as caught:
+        optimal_token_advantages(**good_batch() | {"index": ["p0", nan, nan]})
+    assert (caught.value.field, caught.value.row) == ("index", 1)
+
+
 def test_an_alignment_that_is_not_there():
     with pytest.raises(InputError, match='align: expected "position" or "token", found \'turn\''):
         optimal_token_advantages(**good_batch(), align="turn")

@@ -25,6 +25,12 @@ from verl_otb.core.groups import Block, group_blocks, group_ids
         ([np.array([1, 2]), np.array([1, 3]), np.array([1, 2])], [0, 1, 0]),
         ([np.arange(5000), np.arange(5000) + (np.arange(5000) == 2500)], [0, 1]),  # whose short forms are alike
         ([torch.tensor(4), torch.tensor(5), torch.tensor(4)], [0, 1, 0]),
+        ([("p", torch.tensor(4)), ("p", torch.tensor(5)), ("p", torch.tensor(4))], [0, 1, 0]),
+        ([("p", np.arange(2)), ("p", np.arange(3)), ("p", np.arange(2))], [0, 1, 0]),
+        ([[np.arange(5000)], [np.arange(5000) + (np.arange(5000) == 2500)]], [0, 1]),
+        ([{"id": 1, "x": torch.tensor([2])}, {"id": 1, "x": 2}, {"x": torch.tensor([2]), "id": 1}], [0, 1, 0]),
+        ([("p",), ["p"], "p"], [0, 1, 2]),
+        ([{1, 2}, {1, 3}, {1, 2}], [0, 1, 0]),
         ([None, "a", None], [0, 1, 0]),
     ],
 )

@@ -71,6 +71,16 @@ def test_broken_rows_stay_alone(impl):
     [
         ({"weight": torch.ones(7, 5)}, r"weight \(V, d\)"),
         ({"weight": torch.ones(0, 4)}, r"weight \(V, d\)"),
+        ({"hidden": torch.ones(2, 0), "weight": torch.ones(7, 0)}, r"d and V at least 1; found \(2, 0\) and \(7, 0\)"),
+        ({"hidden": torch.ones(2, 4).numpy()}, "hidden must be a torch tensor, found ndarray"),
+        ({"weight": torch.nn.Linear(4, 7)}, "weight must be a torch tensor, found Linear"),
+        ({"bias": [0.0] * 7}, "bias must be a torch tensor, found list"),
+        (
+            {"weight": torch.ones(7, 4).bfloat16()},
+            "weight must be of hidden's dtype, torch.float32, found torch.bfloat16",
+        ),
+        ({"weight": torch.ones(7, 4, device="meta")}, "weight must be on cpu, beside the rest, found on meta"),
+        ({"labels": [0, 6]}, "labels must be a torch tensor, found list"),
         ({"bias": torch.ones(6)}, r"bias must be \(V,\) = \(7,\)"),
         ({"labels": torch.tensor([0, 7])}, r"\[0, 7\), found 7 at token 1"),
         ({"hidden": torch.ones(2, 4, dtype=torch.int32)}, "hidden must be"),
@@ -81,3 +91,11 @@ def test_errors(change, message):
     good = {"hidden": torch.ones(2, 4), "weight": torch.ones(7, 4), "labels": torch.tensor([0, 6])}
     with pytest.raises(ValueError, match=message):
         linear_token_statistics(**{**good, **change})
+
+
+def test_dtypes_that_differ_under_autocast():
+    hidden, weight, _, labels = head(5, 16, 33, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = linear_token_statistics(hidden, weight.bfloat16(), labels)
+    same = linear_token_statistics(hidden.bfloat16(), weight.bfloat16(), labels)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, same, strict=True))

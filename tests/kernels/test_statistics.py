@@ -165,6 +165,15 @@ BAD = {
     "temperature NaN": (GOOD[0], GOOD[1], {"temperature": math.nan}, "found nan"),
     "a temperature of -1": (GOOD[0], GOOD[1], {"temperature": torch.tensor([[1.0] * 3, [1, -1, 1]])}, "at token 4"),
     "a temperature a row": (GOOD[0], GOOD[1], {"temperature": torch.ones(2)}, r"one value a token, \(2, 3\)"),
+    "logits of numpy": (GOOD[0].numpy(), GOOD[1], {}, "logits must be a torch tensor, found ndarray"),
+    "a list of labels": (GOOD[0], GOOD[1].tolist(), {}, "labels must be a torch tensor, found list"),
+    "nested logits": (torch.nested.nested_tensor(list(GOOD[0])), GOOD[1], {}, "logits must be dense, found a nested"),
+    "sparse logits": (GOOD[0].to_sparse(), GOOD[1], {}, "logits must be dense, found a torch.sparse_coo"),
+    "float8 logits": (GOOD[0].to(torch.float8_e5m2), GOOD[1], {}, "logits must be bfloat16.* found torch.float8_e5m2"),
+    "complex logits": (GOOD[0].cfloat(), GOOD[1], {}, "logits must be bfloat16.* found torch.complex64"),
+    "labels elsewhere": (GOOD[0], GOOD[1].to("meta"), {}, "labels must be on cpu, beside the rest, found on meta"),
+    "no temperature": (GOOD[0], GOOD[1], {"temperature": None}, "a number or a torch tensor, found NoneType"),
+    "temperatures of numpy": (GOOD[0], GOOD[1], {"temperature": GOOD[0][..., 0].numpy()}, "tensor, found ndarray"),
     "unknown impl": (GOOD[0], GOOD[1], {"impl": "cuda"}, "must be one of auto, reference, torch, triton"),
 }
 
@@ -174,6 +183,13 @@ def test_errors(case):
     logits, labels, options, message = BAD[case]
     with pytest.raises(ValueError, match=message):
         token_statistics(logits, labels, **options)
+
+
+@pytest.mark.parametrize("case", [case for case, (_, labels, *_) in BAD.items() if labels is GOOD[1]])
+def test_errors_without_labels(case):
+    logits, _, options, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        sum_pi_squared(logits, **options)
 
 
 def test_chosen():
