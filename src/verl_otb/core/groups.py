@@ -32,7 +32,7 @@ def group_ids(uids: list[Any]) -> torch.Tensor:
 
 def _by_value(uid: Any, row: int) -> Hashable:
     """The uid as something that is equal, and hashes alike, wherever its value is the same."""
-    if isinstance(uid, str):
+    if isinstance(uid, (str, int)):
         return uid
     if hasattr(uid, "tolist"):  # arrays have no hash, and tensors hash by identity
         uid = uid.tolist()
