@@ -7,7 +7,7 @@ from real_worker import tiny_config, training_worker
 from transformers import AutoModelForCausalLM
 
 from verl_otb import optimal_token_advantages
-from verl_otb.errors import ConfigError
+from verl_otb.errors import ConfigError, InputError
 from verl_otb.integration import advantages, patching
 from verl_otb.integration.advantages import ENERGY_LOG_PROBS, without_masked_penalty
 from verl_otb.integration.engine import ASK
@@ -204,6 +204,7 @@ def test_many_tokens_alone_in_their_column_recommend_tir(trainer, transfer_queue
 
 def test_nan_from_a_diverged_model_is_named(trainer, transfer_queue):
     v1, batch = trainer(), put_batch(transfer_queue)
+    v1.global_steps = 7
     meta = v1._compute_old_log_prob(batch.meta, metrics={})
     rows = batch.fields("sum_pi_squared")["sum_pi_squared"]
     rows[2][4] = float("nan")
@@ -215,5 +216,7 @@ def test_nan_from_a_diverged_model_is_named(trainer, transfer_queue):
         partition_id="train",
         fields=TensorDict({"sum_pi_squared": jagged(rows)}, batch_size=len(rows)),
     )
-    with pytest.raises(ValueError, match=r"sum_pi_squared.*row 2.*column 4.*'?a"):
+    with pytest.raises(InputError, match=r"^step 7: sum_pi_squared: .* row 2, column 4, uid 'a'") as caught:
         v1._compute_advantage(meta, {})
+    error = caught.value
+    assert (error.field, error.row, error.column, error.uid) == ("sum_pi_squared", 2, 4, "a")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from verl_otb.core import Diagnostics
-from verl_otb.errors import ConfigError
+from verl_otb.errors import ConfigError, InputError
 from verl_otb.integration.config import SUM_PI_SQUARED, bypass
 from verl_otb.integration.estimators import watched_by
 from verl_otb.kernels import chosen
@@ -41,6 +41,16 @@ def otb_inputs(fields: Any) -> Iterator[Diagnostics]:
     finally:
         for name, values in verl_s_own.items():  # verl stores and logs these
             fields[name] = values
+
+
+@contextmanager
+def named_step(trainer: Any) -> Iterator[None]:
+    """Errors in a batch's values say in which step of the trainer they came up."""
+    try:
+        yield
+    except InputError as error:
+        where = f"step {getattr(trainer, 'global_steps', '?')}: {error}"
+        raise InputError(where, error.field, error.row, error.column, error.uid) from error
 
 
 def without_masked_penalty(rewards: torch.Tensor, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,14 @@ from typing import Any
 
 from verl.utils import tensordict_utils as tu
 
-from verl_otb.integration.advantages import ENERGY_LOG_PROBS, no_sum_pi_squared, otb_inputs, otb_metrics, say_active
+from verl_otb.integration.advantages import (
+    ENERGY_LOG_PROBS,
+    named_step,
+    no_sum_pi_squared,
+    otb_inputs,
+    otb_metrics,
+    say_active,
+)
 from verl_otb.integration.config import is_otb
 from verl_otb.integration.engine import ASK, FIELD
 from verl_otb.integration.estimators import being_watched
@@ -76,10 +83,11 @@ def advantages(original: Any, data: Any, adv_estimator: Any, *args: Any, **kwarg
     """Hooks `ray_trainer.advantages` and `separation.advantages`."""
     if not is_otb({"adv_estimator": adv_estimator}) or being_watched():  # V1 has prepared its batch already
         return original(data, adv_estimator, *args, **kwargs)
-    with otb_inputs(data.batch) as diagnostics:
+    trainer = _trainer.get()
+    with named_step(trainer), otb_inputs(data.batch) as diagnostics:
         data = original(data, adv_estimator, *args, **kwargs)
     _metrics.set(otb_metrics(diagnostics, adv_estimator))
-    if (trainer := _trainer.get()) is not None:
+    if trainer is not None:
         say_active(trainer.config)
     return data
 

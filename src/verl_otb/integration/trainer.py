@@ -17,7 +17,14 @@ from verl.trainer.ppo.metric_utils import compute_variance_proxy_metrics
 from verl.workers.utils.padding import response_from_nested
 
 from verl_otb.errors import VerlOtbError
-from verl_otb.integration.advantages import ENERGY_LOG_PROBS, no_sum_pi_squared, otb_inputs, otb_metrics, say_active
+from verl_otb.integration.advantages import (
+    ENERGY_LOG_PROBS,
+    named_step,
+    no_sum_pi_squared,
+    otb_inputs,
+    otb_metrics,
+    say_active,
+)
 from verl_otb.integration.config import bypass, is_otb
 from verl_otb.integration.engine import ASK, FIELD
 from verl_otb.integration.sessions import Sessions
@@ -89,7 +96,8 @@ def advantage_step(original: Any, self: Any, batch: Any, metrics: dict[str, Any]
     step = _Step(batch.partition_id, bypass(self.config.algorithm))
     token = _step.set(step)
     try:
-        result = original(self, batch, metrics, *args, **kwargs)
+        with named_step(self):
+            result = original(self, batch, metrics, *args, **kwargs)
     finally:
         _step.reset(token)
     metrics.update(step.metrics)
