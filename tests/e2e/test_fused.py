@@ -3,7 +3,7 @@
 import pytest
 import torch
 import verl_run
-from otb_runs import DENSE_REWARD, assert_trained_on_the_estimator_s, probe, probed
+from otb_runs import DENSE_REWARD, assert_trained_on_the_estimator_s, checkpoints, model_before, probe, probed
 from real_trainer import padded
 from real_worker import jagged, log_prob_pass, training_worker
 from tensordict import TensorDict
@@ -26,9 +26,7 @@ def fused(tmp_path_factory):
         "actor_rollout_ref.model.fused_kernel_options.impl_backend=torch",
         DENSE_REWARD,
         f"trainer.total_training_steps={STEPS}",
-        "trainer.save_freq=1",
-        f"trainer.default_local_dir={directory}/checkpoints",
-        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+        *checkpoints(directory),
         task=task,
         directory=directory,
         env=probed(directory),
@@ -42,8 +40,7 @@ def test_advantages_equal_the_unfused_run_s_on_the_same_batch(fused, step):
     fields = probe(run.directory, step)
     assert_trained_on_the_estimator_s(fields)
 
-    saved = run.directory / "checkpoints" / f"global_step_{step - 1}" / "actor" / "huggingface"
-    unfused = training_worker(task.model if step == 1 else saved)
+    unfused = training_worker(model_before(run.directory, step, task.model))
     tokens = {name: jagged(fields[name]) for name in ("input_ids", "prompts", "responses", "response_mask")}
     tokens["position_ids"] = jagged([torch.arange(len(row)) for row in fields["input_ids"]])
     tokens["loss_mask"] = tokens["response_mask"]

@@ -2,9 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
-from otb_runs import ACTIVE, DENSE_REWARD, assert_trained_on_the_estimator_s, probe, probed
-from transformers import AutoModelForCausalLM
+from otb_runs import (
+    ACTIVE,
+    DENSE_REWARD,
+    assert_sum_pi_squared_is_the_policy_s,
+    assert_trained_on_the_estimator_s,
+    checkpoints,
+    model_before,
+    probe,
+    probed,
+)
 from verl_run import STEPS
 
 pytestmark = pytest.mark.e2e
@@ -19,9 +26,7 @@ def trained(request, tiny_task, tmp_path_factory):
     run = verl_run.run_verl(
         f"algorithm.adv_estimator={request.param}",
         DENSE_REWARD,
-        "trainer.save_freq=1",
-        f"trainer.default_local_dir={directory}/checkpoints",
-        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+        *checkpoints(directory),
         task=tiny_task,
         directory=directory,
         env=probed(directory),
@@ -50,20 +55,10 @@ def test_advantages_trained_on_are_the_estimator_s(trained, step):
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_sum_pi_squared_is_the_policy_s(trained, tiny_task, step):
-    """Σπ² of every response token, in float64 from the model saved before this step's update, on the same tokens."""
     _, run = trained
-    fields = probe(run.directory, step)
-    saved = run.directory / "checkpoints" / f"global_step_{step - 1}" / "actor" / "huggingface"
-    path = tiny_task.model if step == 1 else saved
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager")
-    with torch.no_grad():
-        for tokens, response, found in zip(
-            fields["input_ids"], fields["responses"], fields["sum_pi_squared"], strict=True
-        ):
-            truth = model(tokens[None]).logits[0].softmax(-1).square().sum(-1)
-            # The distribution of a response token is the one at the token before it.
-            truth = truth[len(tokens) - len(response) - 1 : len(tokens) - 1]
-            torch.testing.assert_close(found.double(), truth, atol=1e-5, rtol=0)
+    assert_sum_pi_squared_is_the_policy_s(
+        probe(run.directory, step), model_before(run.directory, step, tiny_task.model)
+    )
 
 
 def test_colocate_async(run_verl, tmp_path):

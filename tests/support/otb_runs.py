@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from real_trainer import padded
+from transformers import AutoModelForCausalLM
 from verl_run import REPOSITORY
 
 from verl_otb import optimal_token_advantages
@@ -15,6 +16,20 @@ DENSE_REWARD = f"reward.custom_reward_function.path={SUPPORT}/dense_reward.py"
 # The cpu platform's entry point stays; OTB's is switched off.
 NO_ENTRY_POINT = {"VERL_USE_EXTERNAL_PLUGINS": "otb_cpu"}
 ACTIVE = "OTB is active: estimator"
+
+
+def checkpoints(directory: Path) -> list[str]:
+    """Overrides for a checkpoint after each step of the run in `directory`, for verl to go on from and to look into."""
+    return [
+        "trainer.save_freq=1",
+        f"trainer.default_local_dir={directory}/checkpoints",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+    ]
+
+
+def model_before(directory: Path, step: int, initial: Path) -> Path:
+    """The model that `step` started from: `initial`, or the one saved after the step before it."""
+    return initial if step == 1 else directory / "checkpoints" / f"global_step_{step - 1}" / "actor" / "huggingface"
 
 
 def probed(directory: Path, *modules: str) -> dict[str, str]:
@@ -45,3 +60,16 @@ def assert_trained_on_the_estimator_s(fields: dict[str, Any], align: str = "posi
     assert advantages.abs().max() > 0
     torch.testing.assert_close(padded(fields["advantages"]), advantages, atol=1e-6, rtol=0)
     torch.testing.assert_close(padded(fields["returns"]) * mask, returns * mask, atol=1e-6, rtol=0)
+
+
+def assert_sum_pi_squared_is_the_policy_s(fields: dict[str, Any], model: Path) -> None:
+    """Σπ² of every response token, tool output included, is that of `model` in float64 on the same tokens."""
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+    with torch.no_grad():
+        for tokens, response, found in zip(
+            fields["input_ids"], fields["responses"], fields["sum_pi_squared"], strict=True
+        ):
+            truth = policy(tokens[None]).logits[0].softmax(-1).square().sum(-1)
+            # The distribution of a response token is the one at the token before it.
+            truth = truth[len(tokens) - len(response) - 1 : len(tokens) - 1]
+            torch.testing.assert_close(found.double(), truth, atol=1e-5, rtol=0)
