@@ -1,6 +1,7 @@
 """Loaded into a run by VERL_USE_EXTERNAL_MODULES: writes what the actor is about to be trained on to OTB_PROBE_DIR.
 
 It reads every field after the advantages and before the update (V1: back from TransferQueue); knows nothing of OTB.
+With OTB_PROBE_POLICY=1 it saves the weights that are about to be updated as well, by verl's own checkpoint.
 """
 
 import os
@@ -10,11 +11,12 @@ import torch
 import wrapt
 
 
-def _save(step: int, fields: dict, **rest) -> None:
+def _save(update: str, fields: dict, **rest) -> Path:
     rows = {name: list(value.unbind()) if torch.is_tensor(value) else value.tolist() for name, value in fields.items()}
     directory = Path(os.environ["OTB_PROBE_DIR"])
     directory.mkdir(parents=True, exist_ok=True)
-    torch.save({"fields": rows, **rest}, directory / f"step_{step}.pt")
+    torch.save({"fields": rows, **rest}, directory / f"step_{update}.pt")
+    return directory
 
 
 def _watch_v1(trainer_base) -> None:
@@ -24,7 +26,10 @@ def _watch_v1(trainer_base) -> None:
 
     def probe(self, batch, metrics):
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
-        _save(self.global_steps, fields, keys=batch.keys)
+        update = f"{self.global_steps}_{self.local_trigger_step}"  # separate_async updates several times a step
+        directory = _save(update, fields, keys=batch.keys)
+        if os.environ.get("OTB_PROBE_POLICY") == "1":
+            self.actor_rollout_wg.save_checkpoint(str(directory / f"policy_{update}"), None, self.global_steps)
         return update_actor(self, batch, metrics)
 
     trainer_base.PPOTrainer._update_actor = probe
@@ -34,7 +39,7 @@ def _watch_deprecated(ray_trainer) -> None:
     update_actor = ray_trainer.RayPPOTrainer._update_actor
 
     def probe(self, batch):
-        _save(self.global_steps, dict(batch.batch.items()) | batch.non_tensor_batch)
+        _save(f"{self.global_steps}_0", dict(batch.batch.items()) | batch.non_tensor_batch)
         return update_actor(self, batch)
 
     ray_trainer.RayPPOTrainer._update_actor = probe

@@ -41,9 +41,41 @@ def probed(directory: Path, *modules: str) -> dict[str, str]:
     }
 
 
-def probe(directory: Path, step: int) -> dict[str, Any]:
-    """The fields of a step's batch, read back from TransferQueue right before the update; a list of rows each."""
-    return torch.load(directory / "probe" / f"step_{step}.pt", weights_only=False)["fields"]
+def probe(directory: Path, step: int, update: int = 0) -> dict[str, Any]:
+    """The fields of a step's batch, read back from TransferQueue right before the update; a list of rows each.
+
+    `update` counts the updates within a step, of which separate_async has several.
+    """
+    return torch.load(directory / "probe" / f"step_{step}_{update}.pt", weights_only=False)["fields"]
+
+
+# Overrides and environment of a probed run that saves the policy before each update as well.
+SAVE_POLICY = ["actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]"], {"OTB_PROBE_POLICY": "1"}
+
+
+def policy(directory: Path, step: int, update: int = 0) -> Path:
+    """The weights that the update was about to change, in Hugging Face's format."""
+    return directory / "probe" / f"policy_{step}_{update}" / "huggingface"
+
+
+def sum_pi_squared_gap(model: Path | torch.nn.Module, fields: dict[str, Any]) -> float:
+    """How far a probed batch's Σπ² is from that of `model` in float64 on the same tokens: the largest |found/true - 1|.
+
+    Of the batch's own policy 1e-6 and less (float32); another policy's or another row's is off by 1e-3 and more, even
+    where all are close to uniform.
+    """
+    if isinstance(model, Path):
+        model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+    gap = 0.0
+    with torch.no_grad():
+        for tokens, response, found in zip(
+            fields["input_ids"], fields["responses"], fields["sum_pi_squared"], strict=True
+        ):
+            truth = model(tokens[None]).logits[0].softmax(-1).square().sum(-1)
+            # The distribution of a response token is the one at the token before it.
+            truth = truth[len(tokens) - len(response) - 1 : len(tokens) - 1]
+            gap = max(gap, (found.double() / truth - 1).abs().max().item())
+    return gap
 
 
 def assert_trained_on_the_estimator_s(fields: dict[str, Any], align: str = "position") -> None:
@@ -64,12 +96,4 @@ def assert_trained_on_the_estimator_s(fields: dict[str, Any], align: str = "posi
 
 def assert_sum_pi_squared_is_the_policy_s(fields: dict[str, Any], model: Path) -> None:
     """Σπ² of every response token, tool output included, is that of `model` in float64 on the same tokens."""
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
-    with torch.no_grad():
-        for tokens, response, found in zip(
-            fields["input_ids"], fields["responses"], fields["sum_pi_squared"], strict=True
-        ):
-            truth = policy(tokens[None]).logits[0].softmax(-1).square().sum(-1)
-            # The distribution of a response token is the one at the token before it.
-            truth = truth[len(tokens) - len(response) - 1 : len(tokens) - 1]
-            torch.testing.assert_close(found.double(), truth, atol=1e-7, rtol=0)
+    assert sum_pi_squared_gap(model, fields) < 1e-5

@@ -1,0 +1,98 @@
+"""Two data-parallel ranks and two vLLM replicas, rows reordered on the way, and batches that verl has to fill up."""
+
+import pytest
+import torch
+from otb_runs import (
+    DENSE_REWARD,
+    SAVE_POLICY,
+    assert_trained_on_the_estimator_s,
+    policy,
+    probe,
+    probed,
+    sum_pi_squared_gap,
+)
+from real_trainer import padded
+
+from verl_otb.core import realized_energy, token_energy
+
+pytestmark = pytest.mark.e2e
+
+PROMPTS, ANSWERS, MINI_BATCH, STEPS = 5, 3, 2, 2
+ROWS = PROMPTS * ANSWERS
+PADDING = 3  # up to 18, which 2 ranks and mini-batches of 2·3 rows divide
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny_task, tmp_path_factory):
+    """5 prompts with 3 answers each: neither 2 ranks nor 3 mini-batches divide them."""
+    import verl_run
+
+    directory = tmp_path_factory.mktemp("two_ranks")
+    overrides, environment = SAVE_POLICY
+    return verl_run.run_verl(
+        *overrides,
+        DENSE_REWARD,
+        "trainer.n_gpus_per_node=2",
+        f"trainer.total_training_steps={STEPS}",
+        f"data.train_batch_size={PROMPTS}",
+        f"actor_rollout_ref.rollout.n={ANSWERS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH}",
+        "trainer.balance_batch=True",
+        # Several micro-batches a rank, which verl fills by length and takes apart again. A padding row has 128 tokens.
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=150",
+        task=tiny_task,
+        directory=directory,
+        env={**probed(directory), **environment},
+        timeout=450,
+    )
+
+
+def is_padding(fields):
+    return torch.tensor([uid.startswith("pad") for uid in fields["uid"]])
+
+
+@pytest.fixture(params=range(1, STEPS + 1))
+def step(request, two_ranks):
+    """(number, fields of its batch, its metrics)"""
+    return request.param, probe(two_ranks.directory, request.param), two_ranks.metrics[request.param - 1]
+
+
+def test_padding_rows_touch_no_group(step):
+    _, fields, _ = step
+    padding = is_padding(fields)
+    assert len(padding) == ROWS + PADDING
+    assert padding.sum() == PADDING
+    assert not padding[: len(padding) // 2].all()
+    assert padding[: len(padding) // 2].any()  # no longer at the end, where verl put them
+    real = {name: [row for row, drop in zip(rows, padding, strict=True) if not drop] for name, rows in fields.items()}
+    assert all(real["uid"].count(uid) == ANSWERS for uid in real["uid"])
+    assert_trained_on_the_estimator_s(real)
+    assert_trained_on_the_estimator_s(fields)
+    assert not padded(fields["advantages"])[padding].any()
+    assert not padded(fields["response_mask"])[padding].any()
+
+
+def test_every_row_has_its_own_sum_pi_squared(step, two_ranks):
+    """Of both ranks, whatever order they computed it in."""
+    number, fields, _ = step
+    model = policy(two_ranks.directory, number)
+    assert sum_pi_squared_gap(model, fields) < 1e-5
+    rows = fields["sum_pi_squared"]
+    longest = max(range(len(rows)), key=lambda row: len(rows[row]))
+    others = [row for row in range(len(rows)) if len(rows[row]) == len(rows[longest]) and row != longest]
+    for other in others:  # rows can be told apart
+        swapped = [rows[longest] if row == other else values for row, values in enumerate(rows)]
+        assert sum_pi_squared_gap(model, {**fields, "sum_pi_squared": swapped}) > 1e-3
+
+
+def test_metrics_leave_padding_rows_out(step):
+    _, fields, metrics = step
+    real = ~is_padding(fields)
+    mask, log_probs, energy, advantages, returns = (
+        padded(fields[name])[real]
+        for name in ("response_mask", "old_log_probs", "sum_pi_squared", "advantages", "returns")
+    )
+    live = mask != 0
+    realized = realized_energy(token_energy(log_probs, energy) * live)[live]
+    assert metrics["otb/realized_energy/mean"] == pytest.approx(realized.mean().item(), abs=1e-5)
+    assert metrics["otb/baseline/mean"] == pytest.approx((returns - advantages)[live].mean().item(), abs=1e-6)
