@@ -6,7 +6,7 @@ import pytest
 from verl_config import MICRO_BATCHES, OTB, verl_config
 
 from verl_otb.errors import ConfigError, UnsupportedVerl
-from verl_otb.integration.config import check, options
+from verl_otb.integration.config import PLUGIN, before_validate_config, check, options
 from verl_otb.integration.heads import check_fused
 
 
@@ -58,6 +58,27 @@ def test_bypass_passes_unless_it_is_to_be_refused():
 @pytest.mark.parametrize("override", ["trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async"])
 def test_other_trainers_pass(override):
     check(verl_config(*OTB, override))
+
+
+@pytest.mark.parametrize(
+    ("external_lib", "sent"),
+    [
+        ("null", [PLUGIN]),
+        ("json", ["json", PLUGIN]),
+        ("[json,csv]", ["json", "csv", PLUGIN]),
+        (PLUGIN, PLUGIN),
+    ],
+)
+def test_the_driver_sends_the_plugin_along(external_lib, sent):
+    config = verl_config(*OTB, f"actor_rollout_ref.model.external_lib={external_lib}")
+    before_validate_config(lambda config: None, config)
+    assert config.actor_rollout_ref.model.external_lib == sent
+
+
+def test_other_estimators_get_nothing_along():
+    config = verl_config("algorithm.adv_estimator=grpo")
+    before_validate_config(lambda config: None, config)
+    assert config.actor_rollout_ref.model.external_lib is None
 
 
 def test_a_group_of_one_warns(caplog):

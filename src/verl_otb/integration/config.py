@@ -23,6 +23,7 @@ ESTIMATORS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 SUM_PI_SQUARED = "actor_rollout_ref.actor.calculate_sum_pi_squared"
 ENGINES = ("fsdp", "fsdp2", "fsdp_turbo", "veomni", "megatron")
 FUSED_THEIR_OWN_WAY = ("veomni", "megatron")  # not through the heads that our hooks are on
+PLUGIN = "verl_otb.plugin"
 BLIND_ENGINES = ("torchtitan", "automodel")  # they have no place that could compute Σπ²
 
 
@@ -133,9 +134,25 @@ def _unsupported(setting: str, instead: str, config: Any) -> ConfigError:
     )
 
 
+def send_along(config: Any) -> None:
+    """Name the plugin in the run's external_lib, which every process imports that builds the model's configuration.
+
+    A node where verl-otb is not installed then ends the run with a ModuleNotFoundError before the first rollout;
+    without this, verl's own estimator would run there, and complain after it that Σπ² is missing.
+    """
+    if not is_otb(config.algorithm):
+        return
+    model = config.actor_rollout_ref.model
+    named = model.get("external_lib", None) or []
+    named = [named] if isinstance(named, str) else list(named)
+    if PLUGIN not in named:
+        model.external_lib = [*named, PLUGIN]
+
+
 def before_validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook `config.driver`."""
     check(config)
+    send_along(config)
     return original(config, *args, **kwargs)
 
 
