@@ -30,6 +30,8 @@ def separate(tiny_task, tmp_path_factory):
         DENSE_REWARD,
         "trainer.v1.trainer_mode=separate_async",
         f"trainer.v1.separate_async.parameter_sync_step={UPDATES}",
+        # Each step's answers are of the last sync's policy, so that they show what the sync brought.
+        "trainer.v1.separate_async.num_warmup_batches=0",
         f"trainer.total_training_steps={STEPS}",
         "data.train_batch_size=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
@@ -65,6 +67,7 @@ def test_metrics_are_the_mean_of_the_updates(separate):
     assert len(separate.metrics) == STEPS
     for line in separate.metrics:
         assert line["actor/grad_norm"] > 0
+        assert line["training/rollout_probs_diff_max"] < 1e-6
         baselines = []
         for update in range(UPDATES):
             fields = probe(separate.directory, line["step"], update)
