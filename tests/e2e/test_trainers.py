@@ -1,10 +1,11 @@
-"""The deprecated trainer, and bypass mode under both: whole runs, and what they trained on."""
+"""The deprecated trainer, one_step_off, and bypass mode: whole runs, and what they trained on."""
 
 import pytest
 import torch
 from otb_runs import ACTIVE, DENSE_REWARD, probe, probed
 from real_trainer import padded
 from transformers import AutoModelForCausalLM
+from verl_run import OTHER_MAIN
 
 from verl_otb import optimal_token_advantages
 
@@ -13,10 +14,21 @@ pytestmark = pytest.mark.e2e
 DEPRECATED = "trainer.use_v1=False"
 # top_k makes the rollout's log-probs another distribution's than the actor's.
 BYPASS = ["algorithm.rollout_correction.bypass_mode=True", "actor_rollout_ref.rollout.top_k=20"]
+# Rollout on a logical GPU of its own, weights over gloo_checkpoint.py; verl's task runner alone takes 10 logical CPUs.
+ONE_STEP_OFF = [
+    OTHER_MAIN,
+    "+rollout.nnodes=1",
+    "+rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+    "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=gloo_checkpoint",
+    "+ray_kwargs.ray_init.num_cpus=40",
+    "+ray_kwargs.ray_init.num_gpus=2",
+]
 RUNS = {
     "deprecated": [DEPRECATED, "algorithm.adv_estimator=tir_optimal_token_baseline"],
     "deprecated, bypass": [DEPRECATED, *BYPASS],
     "V1, bypass": BYPASS,
+    "one_step_off": ONE_STEP_OFF,
 }
 STEPS = 2
 
@@ -34,6 +46,7 @@ def trained(request, tiny_task, tmp_path_factory):
         task=tiny_task,
         directory=directory,
         env=probed(directory),
+        main="verl.experimental.one_step_off_policy.main_ppo" if "off" in request.param else "verl.trainer.main_ppo",
     )
     return request.param, run
 

@@ -66,6 +66,9 @@ FAST = [
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
 ]
 
+# verl's experimental trainers look for verl's defaults below the working directory.
+OTHER_MAIN = "hydra.searchpath=[pkg://verl.trainer.config]"
+
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "HF_HUB_OFFLINE": "1",
@@ -87,6 +90,7 @@ def run_verl(
     timeout: float = 300,
     log_path: Path | None = None,
     expect_success: bool = True,
+    main: str = "verl.trainer.main_ppo",
 ) -> VerlRun:
     """Train on `task` with configs/otb_tiny_cpu.yaml, FAST and `overrides`; returns when every process has ended.
 
@@ -98,6 +102,7 @@ def run_verl(
         timeout: seconds, after which the whole process tree is killed and `returncode` is 124.
         log_path: where stdout and stderr go; `directory`/run.log by default.
         expect_success: fail with the end of the log unless the run exits 0.
+        main: the module to run; another than verl.trainer.main_ppo needs OTHER_MAIN among its overrides.
 
     Runs beside one another do not meet: each has its own Ray, with its own temporary directory.
     """
@@ -111,7 +116,7 @@ def run_verl(
         str(REPOSITORY / "examples" / "supervise.py"),
         f"--timeout={timeout}",
         "--",
-        *(sys.executable, "-m", "verl.trainer.main_ppo"),
+        *(sys.executable, "-m", main),
         *("--config-dir", str(REPOSITORY / "configs"), "--config-name", "otb_tiny_cpu"),
         *task.overrides(),
         *FAST,
