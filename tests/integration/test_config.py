@@ -93,6 +93,20 @@ def test_a_discount_warns(caplog):
     assert "algorithm.gamma=0.5 is not used" in caplog.text
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("task_rewards", [True, False])
+def test_distillation_alone_warns(caplog, enabled, task_rewards):
+    with caplog.at_level(logging.WARNING, "verl_otb"):
+        check(
+            verl_config(
+                *OTB,
+                f"distillation.enabled={enabled}",
+                f"distillation.distillation_loss.use_task_rewards={task_rewards}",
+            )
+        )
+    assert ("has no effect on the training" in caplog.text) == (enabled and not task_rewards)
+
+
 def test_a_verl_out_of_range_is_refused_with_every_hook_waiting_or_in(monkeypatch):
     import verl
 

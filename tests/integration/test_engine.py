@@ -6,6 +6,7 @@ from real_worker import log_prob_pass, token_fields, training_log_probs, trainin
 from transformers import AutoModelForCausalLM
 
 from verl_otb.errors import ConfigError
+from verl_otb.integration import engine
 from verl_otb.integration.engine import ASK, FIELD
 
 LENGTHS = [(5, 7), (3, 2), (4, 9), (6, 1)]
@@ -79,6 +80,16 @@ def test_bfloat16_log_probs_stay_verl_s(bfloat16_worker):
 def test_not_asked_for_not_there(worker):
     out = log_prob_pass(worker, token_fields(LENGTHS), calculate_entropy=True)
     assert set(out.keys()) == {"log_probs", "entropy", "metrics"}
+
+
+def test_a_trainer_without_the_plugin_leaves_a_trace(worker, caplog):
+    """external_lib does not reach the trainer of fully_async: its worker is then asked by verl's own flag."""
+    engine._say_that_verl_asks.cache_clear()
+    with caplog.at_level("WARNING", "verl_otb"):
+        for _ in range(2):
+            out = log_prob_pass(worker, token_fields(LENGTHS), calculate_sum_pi_squared=True)
+    assert FIELD in out.keys()  # noqa: SIM118  verl's own, as it asked
+    assert caplog.text.count("the trainer's process did not ask through it") == 1
 
 
 def test_stock_formulas_are_not_run(worker, monkeypatch):

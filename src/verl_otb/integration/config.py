@@ -118,8 +118,19 @@ def check(config: Any) -> None:
             "algorithm.rollout_correction.bypass_mode=True costs OTB a forward pass of the actor a step, and "
             "algorithm.otb.bypass=refuse forbids it. Set bypass_mode=False, or remove algorithm.otb.bypass"
         )
+    _warn_of_what_has_no_effect(config)
+
+
+def _warn_of_what_has_no_effect(config: Any) -> None:
+    algorithm, distillation = config.algorithm, config.get("distillation", None)
     if algorithm.get("gamma", 1.0) != 1.0:
         logger.warning("algorithm.gamma=%s is not used: OTB's returns are not discounted.", algorithm.gamma)
+    if distillation and distillation.enabled and not distillation.distillation_loss.use_task_rewards:
+        logger.warning(
+            "distillation.distillation_loss.use_task_rewards=False: the loss has no task rewards in it, so %s has no "
+            "effect on the training. Its old-log-prob pass and its metrics are made all the same.",
+            algorithm.adv_estimator,
+        )
     if config.actor_rollout_ref.rollout.n == 1:
         logger.warning(
             "actor_rollout_ref.rollout.n=1: a prompt group of one row has no baseline, so every advantage is the "
