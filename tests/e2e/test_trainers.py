@@ -17,6 +17,7 @@ BYPASS = ["algorithm.rollout_correction.bypass_mode=True", "actor_rollout_ref.ro
 # Rollout on a logical GPU of its own, weights over gloo_checkpoint.py; verl's task runner alone takes 10 logical CPUs.
 ONE_STEP_OFF = [
     OTHER_MAIN,
+    "actor_rollout_ref.hybrid_engine=False",
     "+rollout.nnodes=1",
     "+rollout.n_gpus_per_node=1",
     "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
@@ -104,5 +105,6 @@ def test_trains_and_says_so(trained):
         assert line["otb/realized_energy/mean"] > 0
         assert line["otb/gradient_power_vs_group_mean"] > 0
         assert line["variance_proxy/proxy2_total_power"] > 0
-    assert run.log.count(ACTIVE) == 1
+    # Where verl uses RayPPOTrainer it leaves Python's logging at WARNING; the metrics say it there.
+    assert run.log.count(ACTIVE) == name.startswith("V1")
     assert run.log.count("each step has that forward pass after all") == ("bypass" in name)
