@@ -1,6 +1,6 @@
 """Loaded into a run by VERL_USE_EXTERNAL_MODULES: what OTB_FAULT names goes wrong in the actor's process.
 
-OTB_FAULT=kill@2    its 2nd update ends in SIGKILL, as by the kernel when memory runs out
+OTB_FAULT=kill@2    the last rank's 2nd update ends in SIGKILL, as by the kernel when memory runs out
 OTB_FAULT=nan@2     its embedding is NaN from its 2nd old-log-prob pass on, as in a model that has diverged
 """
 
@@ -13,7 +13,8 @@ import wrapt
 
 
 def kill(worker) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    if worker.rank == worker.world_size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def nan(worker) -> None:
