@@ -37,7 +37,7 @@ STUB = {
 def python(code: str, path: Path | None = None, **env: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, **env}
     if path:
-        environment["PYTHONPATH"] = str(path)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=120
     )
@@ -65,7 +65,8 @@ LATE = """
     import importlib
     import verl.trainer.ppo.v1.trainer_base as base, verl.trainer.ppo.v1.utils as utils
     from verl_otb.integration import hooks, patching
-    for hook in hooks.HOOKS:
+    here = [hook for hook in hooks.HOOKS if hook.module != hooks.MEGATRON]  # which needs Megatron to be imported
+    for hook in here:
         importlib.import_module(hook.module)
     {}
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
@@ -74,7 +75,7 @@ LATE = """
     print(base.compute_advantage_for_multi_trajectories.__verl_otb_hook__)
     print(hasattr(utils.compute_advantage_for_multi_trajectories, "__verl_otb_hook__"))
     print(get_adv_estimator_fn("optimal_token_baseline").__module__)
-    print(set(patching.status().values()))
+    print({{patching.status()[hook.id] for hook in here}})
 """
 
 
