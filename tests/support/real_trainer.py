@@ -53,7 +53,7 @@ def put_batch(queue: Any, rows: list[tuple[str, int, int]] = ROWS, keys: list[st
     scores, rollout = [], []
     for row, (_, _, length) in enumerate(rows):
         score = torch.zeros(length)
-        score[-1] = (row % 3) / 2
+        score[-1:] = (row % 3) / 2  # an empty response has no place for it
         scores.append(score)
         rollout.append(-5.5 + torch.rand(length, generator=generator))
     fields["rm_scores"] = jagged(scores)
