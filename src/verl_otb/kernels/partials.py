@@ -62,10 +62,10 @@ def rescale(partials: Partials, to_max: Tensor) -> Partials:
 
 def join(planes: Tensor, temperature: Tensor | None = None) -> Partials:
     """(5, tokens, pieces) as kernels hand them over → the sums over all pieces."""
-    pieces = Partials(*planes.unbind())
+    largest, a, b, c, label_logit = planes.unbind()
     if temperature is not None:
-        scaled = (pieces.max / temperature[:, None], pieces.label_logit / temperature[:, None])
-        pieces = pieces._replace(max=scaled[0], label_logit=scaled[1])
+        largest, label_logit = largest / temperature[:, None], label_logit / temperature[:, None]
+    pieces = Partials(largest, a, b, c, label_logit)
     if planes.shape[-1] == 1:
         return Partials(*(plane.squeeze(-1) for plane in pieces))
     to_max = pieces.max.amax(-1, keepdim=True)
