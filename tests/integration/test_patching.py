@@ -3,6 +3,7 @@
 Most run in a process of their own, since what is tested is what an import does.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+from verl_otb.integration.hooks import HOOKS
 
 # A verl of a few lines, with the places the hooks look at; broken in one of them where a test says so.
 STUB = {
@@ -43,8 +46,8 @@ def python(code: str, path: Path | None = None, **env: str) -> subprocess.Comple
     )
 
 
-def stub_verl(tmp_path: Path, **changes: str) -> Path:
-    for name, source in {**STUB, **changes}.items():
+def stub_verl(tmp_path: Path, only: dict[str, str] | None = None, **changes: str) -> Path:
+    for name, source in (only or {**STUB, **changes}).items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(textwrap.dedent(source))
@@ -158,6 +161,44 @@ def test_a_changed_target_warns_once_and_refuses_at_use(tmp_path, change):
         'Install "verl>=0.9,<0.10"',
     ):
         assert part in error
+    assert done.stderr.count("verl-otb is off") == 1
+
+
+def changed_verl(parameters: str | None) -> dict[str, str]:
+    """The source of a verl that has the module of every hook and none of their targets, or all with `parameters`."""
+    files = {"verl/__init__.py": STUB["verl/__init__.py"]}
+    for hook in HOOKS:
+        file = Path(*hook.module.split(".")).with_suffix(".py")
+        for package in file.parents[:-2]:
+            files.setdefault(f"{package}/__init__.py", "")
+        owner = hook.qualname.rpartition(".")[0]
+        source = f"{owner} = globals().get('{owner}') or type('{owner}', (), {{}})\n" if owner else ""
+        source += f"{hook.qualname} = lambda {parameters}: None\n"
+        files[str(file)] = files.get(str(file), "") + ("" if parameters is None else source)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("parameters", "found"), [(None, "no such attribute"), ("spec, /, config", "parameters (spec, config)")]
+)
+def test_every_changed_target_is_named(tmp_path, parameters, found):
+    done = python(
+        """
+        import importlib, json, verl, verl_otb.plugin
+        from verl_otb.integration import hooks, patching
+        for hook in hooks.HOOKS:
+            importlib.import_module(hook.module)
+        print(json.dumps({hook: str(reason) for hook, reason in patching.status().items()}))
+        """,
+        stub_verl(tmp_path, only=changed_verl(parameters)),
+    )
+    reasons = json.loads(done.stdout)
+    assert reasons.keys() == {hook.id for hook in HOOKS}
+    for hook in HOOKS:
+        assert reasons[hook.id].startswith(f"hook `{hook.id}` does not fit verl 0.9.1.")
+        assert f"target    {hook.target}\n" in reasons[hook.id]
+        assert f"expected  parameters ({', '.join(hook.expects)}) in verl" in reasons[hook.id]
+        assert f"found     {found}\n" in reasons[hook.id]
     assert done.stderr.count("verl-otb is off") == 1
 
 
