@@ -91,6 +91,7 @@ def run_verl(
     log_path: Path | None = None,
     expect_success: bool = True,
     main: str = "verl.trainer.main_ppo",
+    ray_address: str | None = None,
 ) -> VerlRun:
     """Train on `task` with configs/otb_tiny_cpu.yaml, FAST and `overrides`; returns when every process has ended.
 
@@ -103,6 +104,8 @@ def run_verl(
         log_path: where stdout and stderr go; `directory`/run.log by default.
         expect_success: fail with the end of the log unless the run exits 0.
         main: the module to run; another than verl.trainer.main_ppo needs OTHER_MAIN among its overrides.
+        ray_address: a Ray cluster that is there already. Its nodes have not this process's environment: ENVIRONMENT
+            and `env` go to them as the job's runtime environment, as a user would send them.
 
     Runs beside one another do not meet: each has its own Ray, with its own temporary directory.
     """
@@ -111,6 +114,7 @@ def run_verl(
     metrics_path = directory / "metrics.jsonl"
     # Not in `directory`: Ray's sockets lie there, and a socket's path may have 107 characters at most.
     ray_dir = tempfile.mkdtemp(prefix="ray-")
+    variables = {**ENVIRONMENT, "VERL_FILE_LOGGER_PATH": str(metrics_path), **(env or {})}
     command = [
         sys.executable,
         str(REPOSITORY / "examples" / "supervise.py"),
@@ -120,10 +124,10 @@ def run_verl(
         *("--config-dir", str(REPOSITORY / "configs"), "--config-name", "otb_tiny_cpu"),
         *task.overrides(),
         *FAST,
-        f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
+        *([f"+ray_kwargs.ray_init._temp_dir={ray_dir}"] if ray_address is None else _join(ray_address, variables)),
         *overrides,
     ]
-    environment = {**os.environ, **ENVIRONMENT, "VERL_FILE_LOGGER_PATH": str(metrics_path), **(env or {})}
+    environment = {**os.environ, **variables}
     start = time.monotonic()
     try:
         with log_path.open("w") as log:
@@ -138,3 +142,13 @@ def run_verl(
     if expect_success:
         assert run.returncode == 0, f"verl ended with {run.returncode}; the end of {log_path}:\n{run.tail()}"
     return run
+
+
+def _join(address: str, variables: Mapping[str, str]) -> list[str]:
+    """Overrides with which a run joins a Ray cluster and brings its variables to every node."""
+    ray_init = "ray_kwargs.ray_init"
+    return [
+        f"+{ray_init}.address={address}",
+        f"~{ray_init}.object_store_memory",  # the nodes have theirs
+        *(f'+{ray_init}.runtime_env.env_vars.{name}="{value}"' for name, value in variables.items()),
+    ]
