@@ -1,5 +1,7 @@
 """The trainer hooks on verl's real V1 methods, a real TransferQueue and a real actor."""
 
+import copy
+
 import pytest
 import torch
 from real_trainer import padded, put_batch, v1_trainer
@@ -164,6 +166,23 @@ def test_workers_without_the_plugin(trainer, transfer_queue):
             trainer()._compute_old_log_prob(put_batch(transfer_queue).meta, metrics={})
     finally:
         patching.install(engine)
+
+
+def test_one_worker_of_two_without_the_plugin(trainer, transfer_queue):
+    """Some rows come back without Σπ²; what TransferQueue then gives has it for none."""
+    v1, batch = trainer(), put_batch(transfer_queue)
+    infer = v1.actor_rollout_wg.compute_log_prob
+
+    def two_workers(meta):
+        first, second = (copy.deepcopy(meta.select_keys(keys)) for keys in (meta.keys[:4], meta.keys[4:]))
+        second.extra_info.pop(ASK)
+        infer(first)
+        infer(second)
+        return meta
+
+    v1.actor_rollout_wg.compute_log_prob = two_workers
+    with pytest.raises(ConfigError, match="sent no Σπ²"):
+        v1._compute_old_log_prob(batch.meta, metrics={})
 
 
 def test_bypass_takes_both_from_one_forward_of_the_actor(trainer, transfer_queue, caplog):
