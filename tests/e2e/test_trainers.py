@@ -1,4 +1,4 @@
-"""The deprecated trainer, one_step_off, and bypass mode: whole runs, and what they trained on."""
+"""The deprecated trainer, one_step_off, fully_async, and bypass mode: whole runs, and what they trained on."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ DEPRECATED = "trainer.use_v1=False"
 # top_k makes the rollout's log-probs another distribution's than the actor's.
 BYPASS = ["algorithm.rollout_correction.bypass_mode=True", "actor_rollout_ref.rollout.top_k=20"]
 # Rollout on a logical GPU of its own, weights over gloo_checkpoint.py; verl's task runner alone takes 10 logical CPUs.
-ONE_STEP_OFF = [
+SEPARATE = [
     OTHER_MAIN,
     "actor_rollout_ref.hybrid_engine=False",
     "+rollout.nnodes=1",
@@ -25,13 +25,27 @@ ONE_STEP_OFF = [
     "+ray_kwargs.ray_init.num_cpus=40",
     "+ray_kwargs.ray_init.num_gpus=2",
 ]
+ASYNC_TRAINING = (
+    "staleness_threshold:0.1,trigger_parameter_sync_step:2,require_batches:1,partial_rollout:true,"
+    "use_trainer_do_validate:false,use_dynamic_resource_scheduling:false,dynamic_schedule_policy:default,"
+    "dynamic_schedule_deactivate_ratio:0.3,dynamic_schedule_enable_rebalance:true,concurrent_samples_per_replica:16"
+)
+FULLY_ASYNC = [
+    "+rollout.n=4",
+    "+rollout.total_rollout_steps=8",  # prompts, 4 a step
+    f"+async_training={{{ASYNC_TRAINING}}}",
+    "+data.gen_batch_size=1",
+    "data.train_batch_size=0",
+]
+MAIN, STEPS = "verl.trainer.main_ppo", 2
+EXPERIMENTAL = "verl.experimental"
 RUNS = {
-    "deprecated": [DEPRECATED, "algorithm.adv_estimator=tir_optimal_token_baseline"],
-    "deprecated, bypass": [DEPRECATED, *BYPASS],
-    "V1, bypass": BYPASS,
-    "one_step_off": ONE_STEP_OFF,
+    "deprecated": (MAIN, [DEPRECATED, "algorithm.adv_estimator=tir_optimal_token_baseline"]),
+    "deprecated, bypass": (MAIN, [DEPRECATED, *BYPASS]),
+    "V1, bypass": (MAIN, BYPASS),
+    "one_step_off": (f"{EXPERIMENTAL}.one_step_off_policy.main_ppo", SEPARATE),
+    "fully_async": (f"{EXPERIMENTAL}.fully_async_policy.fully_async_main", [*SEPARATE, *FULLY_ASYNC]),
 }
-STEPS = 2
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -39,15 +53,16 @@ def trained(request, tiny_task, tmp_path_factory):
     import verl_run
 
     directory = tmp_path_factory.mktemp("trainers")
+    main, overrides = RUNS[request.param]
     run = verl_run.run_verl(
-        *RUNS[request.param],
         DENSE_REWARD,
         f"trainer.total_training_steps={STEPS}",
         "actor_rollout_ref.rollout.calculate_log_probs=True",
+        *overrides,
         task=tiny_task,
         directory=directory,
         env=probed(directory),
-        main="verl.experimental.one_step_off_policy.main_ppo" if "off" in request.param else "verl.trainer.main_ppo",
+        main=main,
     )
     return request.param, run
 
@@ -99,8 +114,13 @@ def test_energies_are_of_one_policy(trained, tiny_task):
 
 def test_trains_and_says_so(trained):
     name, run = trained
-    assert [line["step"] for line in run.metrics] == list(range(1, STEPS + 1))
-    for line in run.metrics:
+    lines = run.metrics
+    if name == "fully_async":  # one line for the steps between two weight syncs, and lines of other things
+        lines = [line for line in lines if "actor/grad_norm" in line]
+        assert lines
+    else:
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    for line in lines:
         assert line["actor/grad_norm"] > 0
         assert line["otb/realized_energy/mean"] > 0
         assert line["otb/gradient_power_vs_group_mean"] > 0

@@ -29,8 +29,9 @@ STUB = {
         ADV_ESTIMATOR_REGISTRY = {"optimal_token_baseline": "stock"}
         def register_adv_est(name_or_enum):
             def decorator(fn):
-                assert name_or_enum.value not in ADV_ESTIMATOR_REGISTRY
-                ADV_ESTIMATOR_REGISTRY[name_or_enum.value] = fn
+                name = getattr(name_or_enum, "value", name_or_enum)
+                assert name not in ADV_ESTIMATOR_REGISTRY
+                ADV_ESTIMATOR_REGISTRY[name] = fn
                 return fn
             return decorator
         """,
@@ -234,7 +235,7 @@ def test_a_later_wrapper_of_somebody_else_stays(tmp_path, wrap):
         import functools
         import verl, verl.utils.config as config, verl_otb.plugin
         from verl_otb.integration import config as ours, patching
-        ours.check = lambda config: print("checked")
+        ours.check, ours.send_along = lambda config: print("checked"), lambda config: None
         theirs = config.validate_config = ({wrap})(config.validate_config)
         for step in (patching.uninstall, patching.install, patching.install):
             step()
