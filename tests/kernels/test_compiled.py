@@ -93,4 +93,4 @@ def test_torch_can_switch_it_off():
     assert not compiled.worth_it(torch.device("cpu"), 1 << 20, 1 << 20)
     """
     assert in_a_process(code, TORCH_COMPILE_DISABLE="1").returncode == 0
-    assert in_a_process(code, TORCH_COMPILE_DISABLE="0").returncode == 1
+    assert in_a_process(code, TORCH_COMPILE_DISABLE="").returncode == 1  # torch 2.6 takes "0" for yes
