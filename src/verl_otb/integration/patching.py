@@ -78,11 +78,16 @@ def require_hooks() -> None:
         UnsupportedVerl, HookTargetChanged, VerlOtbError
     """
     version = verl_version()
-    if not SpecifierSet(SUPPORTED).contains(version, prereleases=True):
+    if not _within(version, SUPPORTED):
         raise UnsupportedVerl(version, SUPPORTED)
     for reason in _status.values():
         if isinstance(reason, VerlOtbError):
             raise reason
+
+
+@functools.cache  # asked at every advantage computation
+def _within(version: str, versions: str) -> bool:
+    return SpecifierSet(versions).contains(version, prereleases=True)
 
 
 def verl_version() -> str:
@@ -110,7 +115,7 @@ def _on_import(hook: Hook, module: Any) -> None:
 
 def _put_in(hook: Hook, module: Any) -> None:
     version = verl_version()
-    if not SpecifierSet(hook.verl).contains(version, prereleases=True):
+    if not _within(version, hook.verl):
         raise _changed(hook, version, f"verl {version}")
     try:
         owner, name = _owner(hook, module)
