@@ -70,7 +70,7 @@ def figures_by_definition(batch, align, handle_zero_tail):
         "effective_group_size": fmean(map(effective, by_column.values())),
         "gradient_power": ours,
         "gradient_power_group_mean": reference,
-        "gradient_power_vs_group_mean": ours / reference if reference else 1.0,
+        "gradient_power_vs_group_mean": ours / reference if reference else math.inf if ours else 1.0,
     }
 
 
@@ -92,8 +92,31 @@ def test_are_those_of_the_definition(align, handle_zero_tail, batch, poison, sma
     found, expected = diagnostics.figures(), figures_by_definition(batch, align, handle_zero_tail)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        # Near-certain tokens lose digits in 1 − π, in any arithmetic; a variance by its two moments half of them.
+        # Near-certain tokens lose digits in 1 − π, in any arithmetic.
         assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
+
+
+@pytest.mark.parametrize("small_blocks", [True, False])
+def test_spread_of_large_rewards(monkeypatch, small_blocks):
+    """Returns around 1e8: E[x²] − E[x]² would have no digit left."""
+    if small_blocks:
+        monkeypatch.setitem(module._BLOCK_TOKENS, "cpu", 1)
+    rewards = torch.zeros(4, 3, dtype=torch.float64)
+    rewards[:, -1] = 1e8 + torch.tensor([0.0, 1.0, 2.0, 4.0], dtype=torch.float64)
+    diagnostics, half = Diagnostics(), torch.full((4, 3), 0.5, dtype=torch.float64)
+    optimal_token_advantages(rewards, torch.ones(4, 3), half.log(), half, ["a", "a", "b", "b"], diagnostics=diagnostics)
+    figures = diagnostics.figures()
+    assert figures["baseline/std"] == pytest.approx(1.25, rel=1e-6)  # 1e8 + 0.5 and 1e8 + 3
+    assert figures["advantage/std"] == pytest.approx(math.sqrt((0.25 + 1) / 2), rel=1e-6)
+
+
+def test_equal_returns_of_unequal_rows_show_what_the_zero_tail_costs():
+    mask = torch.tensor([[1, 0], [1, 1]])
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    half = torch.full((2, 2), 0.5)
+    diagnostics = Diagnostics()
+    optimal_token_advantages(rewards, mask, half.log(), half, ["a", "a"], diagnostics=diagnostics)
+    assert diagnostics.figures()["gradient_power_vs_group_mean"] == math.inf
 
 
 def test_nothing_watched_says_nothing():

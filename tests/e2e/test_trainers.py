@@ -128,3 +128,14 @@ def test_trains_and_says_so(trained):
     # Where verl uses RayPPOTrainer it leaves Python's logging at WARNING; the metrics say it there.
     assert run.log.count(ACTIVE) == name.startswith("V1")
     assert run.log.count("each step has that forward pass after all") == ("bypass" in name)
+
+
+@pytest.mark.parametrize("name", ["one_step_off", "fully_async"])
+def test_a_wrong_configuration_ends_before_ray(run_verl, name):
+    """Their drivers do not call validate_config."""
+    main, overrides = RUNS[name]
+    wrong = "actor_rollout_ref.actor.calculate_sum_pi_squared=False"
+    run = run_verl(*overrides, wrong, main=main, expect_success=False)
+    assert run.returncode == 1
+    assert "Add the override actor_rollout_ref.actor.calculate_sum_pi_squared=True" in run.log
+    assert "Started a local Ray instance" not in run.log

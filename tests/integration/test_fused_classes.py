@@ -98,6 +98,8 @@ def test_sum_pi_squared_is_that_of_the_model_s_own_logits(model):
         ("Gemma2ForCausalLM", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0.*leave out"),
         ("GraniteForCausalLM", {"logits_scaling": 8.0}, "logits_scaling=8.0.*leave out"),
         ("CohereForCausalLM", {}, "logit_scale=0.0625.*leave out"),
+        ("FalconH1ForCausalLM", {"lm_head_multiplier": 0.5}, "lm_head_multiplier=0.5.*leave out"),
+        ("RecurrentGemmaForCausalLM", {}, "logits_soft_cap=30.0.*leave out"),
         ("PhiForCausalLM", {}, "lm_head of PhiForCausalLM has a bias"),
         ("GPTNeoXForCausalLM", {}, "GPTNeoXForCausalLM has no lm_head"),
         ("Qwen3ForCausalLM", {"tie_word_embeddings": False}, "FSDP2 shards an untied head"),
@@ -115,7 +117,7 @@ def test_a_class_that_verl_never_fuses_is_refused(tmp_path, monkeypatch):
     save(tmp_path, "Qwen3ForCausalLM")
     monkeypatch.setattr(transformers.Qwen3Config, "model_type", "kimi_vl")
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: transformers.Qwen3Config())
-    with pytest.raises(ConfigError, match="no fused forward for model type kimi_vl"):
+    with pytest.raises(ConfigError, match="no true fused forward for model type kimi_vl"):
         check_fused(fused_config(tmp_path))
 
 

@@ -134,3 +134,5 @@ def test_split_undoes_join():
 
 def test_sessions_of_one_output_are_left_alone():
     assert Sessions.of(["a_0_0", "a_1_0", "pad0f_0_0"], torch.tensor([1, 2, 3]), 3) is None
+    # Nor are keys of another form taken for sessions.
+    assert Sessions.of(["5", "6", "a_b", "x_1", "y_1"], torch.tensor([1, 2, 3, 1, 1]), 3) is None

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 
 from verl_otb.core.baseline import without_peer
+
+
+class _Totals(NamedTuple):
+    """Over all blocks so far: sums and the largest W, and of B and A the mean and the sum of squared distances from it,
+    (2,) each."""
+
+    sums: torch.Tensor
+    largest_energy: torch.Tensor
+    mean: torch.Tensor
+    spread: torch.Tensor
 
 
 class Diagnostics:
@@ -14,8 +27,7 @@ class Diagnostics:
     """
 
     def __init__(self) -> None:
-        self._sums: torch.Tensor | None = None
-        self._largest_energy: torch.Tensor | None = None
+        self._totals: _Totals | None = None
 
     def add(
         self,
@@ -50,10 +62,6 @@ class Diagnostics:
                 value.sum(dtype=torch.float64)
                 for value in (
                     mask,
-                    baseline * mask,
-                    baseline.square() * mask,
-                    advantages * mask,
-                    advantages.square() * mask,
                     realized_energy,
                     token_energy,
                     live_rows == 1,
@@ -65,9 +73,22 @@ class Diagnostics:
                 )
             ]
         )
+        both, tokens = torch.stack([baseline.expand_as(returns), advantages]), sums[0]
+        mean = (both * mask).flatten(1).sum(1) / tokens.clamp(min=1)
+        spread = ((both - mean[:, None, None, None]).square() * mask).flatten(1).sum(1)
         largest = realized_energy.amax()
-        self._sums = sums if self._sums is None else self._sums + sums
-        self._largest_energy = largest if self._largest_energy is None else self._largest_energy.maximum(largest)
+        if self._totals is None:
+            self._totals = _Totals(sums, largest, mean, spread)
+            return
+        # Two moments joined without the cancellation of E[x²] − E[x]² (Chan, Golub and LeVeque 1979).
+        so_far, away = self._totals, mean - self._totals.mean
+        share = tokens / (so_far.sums[0] + tokens).clamp(min=1)
+        self._totals = _Totals(
+            so_far.sums + sums,
+            so_far.largest_energy.maximum(largest),
+            so_far.mean + away * share,
+            so_far.spread + spread + away.square() * so_far.sums[0] * share,
+        )
 
     def figures(self) -> dict[str, float]:
         """Means over the trained tokens unless said otherwise; empty where there were none.
@@ -77,22 +98,26 @@ class Diagnostics:
         column; `zero_tail_fraction`: those whose baseline is 0 for it. `effective_group_size`: (Σ W)² / Σ W² over
         the rows of a column, mean over columns. `gradient_power`: ρ_t² A_t² w_t, the squared norm of a token's
         part of the gradient with respect to its logits; `gradient_power_group_mean`: the same with the mean of the
-        group's total rewards for a baseline; `gradient_power_vs_group_mean`: their ratio, below 1 where OTB helps.
+        group's total rewards for a baseline; `gradient_power_vs_group_mean`: their ratio, below 1 where OTB helps;
+        infinite where the group mean leaves nothing (all returns equal) and OTB's zero tail does.
         """
-        if self._sums is None or self._largest_energy is None or not self._sums[0] > 0:
+        if self._totals is None or not self._totals.sums[0] > 0:
             return {}
-        tokens, b, b2, a, a2, realized, energy, single, zero, effective, columns, power, reference = self._sums.tolist()
+        sums, largest_energy, means, spread = (total.tolist() for total in self._totals)
+        tokens, realized, energy, single, zero, effective, columns, power, reference = sums
+        # A group mean that leaves nothing: every row's return is its group's mean at every token.
+        nothing_left = math.inf if power else 1.0
         return {
-            "baseline/mean": b / tokens,
-            "baseline/std": max(b2 / tokens - (b / tokens) ** 2, 0.0) ** 0.5,
-            "advantage/std": max(a2 / tokens - (a / tokens) ** 2, 0.0) ** 0.5,
+            "baseline/mean": means[0],
+            "baseline/std": (spread[0] / tokens) ** 0.5,
+            "advantage/std": (spread[1] / tokens) ** 0.5,
             "realized_energy/mean": realized / tokens,
-            "realized_energy/max": self._largest_energy.item(),
+            "realized_energy/max": largest_energy,
             "token_energy/mean": energy / tokens,
             "single_row_fraction": single / tokens,
             "zero_tail_fraction": zero / tokens,
             "effective_group_size": effective / columns,
             "gradient_power": power / tokens,
             "gradient_power_group_mean": reference / tokens,
-            "gradient_power_vs_group_mean": power / reference if reference > 0 else 1.0,
+            "gradient_power_vs_group_mean": power / reference if reference else nothing_left,
         }

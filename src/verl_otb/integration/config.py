@@ -161,7 +161,7 @@ def send_along(config: Any) -> None:
 
 
 def before_validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook `config.driver`."""
+    """Hooks `config.driver` and `config.experimental_driver`."""
     check(config)
     send_along(config)
     return original(config, *args, **kwargs)

@@ -13,10 +13,20 @@ import torch
 from verl_otb.errors import ConfigError
 
 INSTEAD = "Set actor_rollout_ref.model.use_fused_kernels=False"
-# What some models do to their logits after the head: soft cap (Gemma), division (Granite), factor (Cohere).
-LEFT_OUT = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-# Classes for which verl leaves the stock forward in place whatever use_fused_kernels says.
-NEVER_FUSED = ("kimi_vl",)
+# What models of transformers do to their logits after the head: soft caps (Gemma, RecurrentGemma, xLSTM, NanoChat),
+# division (Granite), factors (Cohere, FalconH1). 1 and None are no change.
+LEFT_OUT = (
+    "final_logit_softcapping",
+    "logits_soft_cap",
+    "output_logit_soft_cap",
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+)
+# Classes for which verl leaves the stock forward in place whatever use_fused_kernels says (Kimi-VL), or whose forward
+# writes over some of the logits (Chameleon).
+NEVER_FUSED = ("kimi_vl", "chameleon")
+SHARDS_THE_HEAD = ("fsdp2", "fsdp_turbo")
 # Fused forwards that gather the weight of a head that FSDP2 shards by itself, and the backends in which they do.
 GATHERED = {
     "qwen3_vl": ("torch", "liger"),
@@ -77,13 +87,13 @@ def check_fused(config: Any) -> None:
     hf_config = _model_config(config.model)
     refuse_left_out(hf_config)
     if hf_config.model_type in NEVER_FUSED:
-        raise ConfigError(f"verl has no fused forward for model type {hf_config.model_type}. {INSTEAD}")
+        raise ConfigError(f"verl has no true fused forward for model type {hf_config.model_type}. {INSTEAD}")
     if (model := _without_weights(hf_config, config.model)) is not None:
         refuse_head(model)
     backend = (config.model.get("fused_kernel_options", None) or {}).get("impl_backend", "torch")
     gathered = backend in GATHERED.get(hf_config.model_type, ())
     untied = not getattr(hf_config, "tie_word_embeddings", False)
-    refuse_sharded(config.actor.strategy == "fsdp2" and untied and not gathered)
+    refuse_sharded(config.actor.strategy in SHARDS_THE_HEAD and untied and not gathered)
 
 
 def _model_config(model: Any) -> Any:

@@ -1,7 +1,6 @@
-"""The one table of places where verl-otb touches verl.
+"""The one table of places where verl-otb touches verl: install, uninstall, README and contract tests come from `HOOKS`.
 
-Install, uninstall, the README's table and the contract tests all come from `HOOKS`. This module imports nothing of
-verl: a hook is put in when verl itself imports the module that it names (see `patching`).
+This module imports nothing of verl: a hook is put in when verl itself imports the module that it names (`patching`).
 
 A target is a class attribute, or a global of the module that *uses* it: `from a import f` copies `f`, so a hook on
 `a.f` would come too late wherever the copy was made before. Two globals are hooked where they are defined, because
@@ -81,6 +80,16 @@ HOOKS: tuple[Hook, ...] = (
         remove_when="never; it is the plugin's own check",
     ),
     Hook(
+        id="config.experimental_driver",
+        module="verl.trainer.main_ppo",
+        qualname="run_ppo",
+        verl=REFUSING,
+        expects=("config",),
+        handler=f"{HERE}.config:before_validate_config",
+        why="the drivers of fully_async and one_step_off import it, and do not call validate_config",
+        remove_when="never; it is the plugin's own check",
+    ),
+    Hook(
         id="config.trainer",
         module=TRAINER,
         qualname="PPOTrainer._init_dataloader",
@@ -107,7 +116,7 @@ HOOKS: tuple[Hook, ...] = (
         verl=REFUSING,
         expects=("self",),
         handler=f"{HERE}.config:before_workers",
-        why="the same check for fully_async and one_step_off, which never call validate_config",
+        why="the same check in the trainer's process of fully_async and one_step_off",
         remove_when="never; it is the plugin's own check",
     ),
     Hook(

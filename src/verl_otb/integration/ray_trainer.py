@@ -48,7 +48,7 @@ class _Asked:
 
 def old_log_prob(original: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook `ray_trainer.old_log_prob`: verl takes whatever Σπ² comes back, and ours does."""
-    if not is_otb(self.config.algorithm) or isinstance(self.actor_rollout_wg, _Asked):
+    if not is_otb(self.config.algorithm):
         return original(self, batch, *args, **kwargs)
     workers = self.actor_rollout_wg
     self.actor_rollout_wg = _Asked(workers)
@@ -92,9 +92,12 @@ def advantages(original: Any, data: Any, adv_estimator: Any, *args: Any, **kwarg
     return data
 
 
-def data_metrics(original: Any, *args: Any, **kwargs: Any) -> Any:
+def data_metrics(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Hooks `ray_trainer.metrics` and `separation.metrics`: ours beside verl's metrics of the same batch."""
-    metrics = original(*args, **kwargs)
+    metrics = original(batch, *args, **kwargs)
     metrics.update(_metrics.get() or {})
     _metrics.set(None)
+    # All that verl does with the batch from here on is its variance_proxy, whose energies need π and Σπ² of one policy.
+    if ENERGY_LOG_PROBS in batch.batch:
+        batch.batch["old_log_probs"] = batch.batch[ENERGY_LOG_PROBS]
     return metrics

@@ -7,10 +7,13 @@ them, and a session of many rows weighs as much as any other.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
+
+_KEY = re.compile(r"(.*_\d+)_(\d+)")  # {uid}_{session}_{index}
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,10 @@ class Sessions:
         """
         rows_of: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for row, key in enumerate(batch_keys):
-            session, _, index = key.rpartition("_")
-            rows_of[session].append((int(index), row))
+            # A key of another form is a trajectory of its own.
+            parts = _KEY.fullmatch(key)
+            session, index = (parts[1], int(parts[2])) if parts else (key, 0)
+            rows_of[session].append((index, row))
         if len(rows_of) == len(batch_keys):
             return None
         start = torch.zeros(len(batch_keys), dtype=torch.int64)

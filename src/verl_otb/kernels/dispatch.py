@@ -95,8 +95,9 @@ def token_statistics(
     entropy = log a − c/a, Σπ² = b/a². The token energy of arXiv 2602.07078 is 1 − 2π + Σπ².
 
     Args:
-        logits: (..., V), bfloat16, float16, float32 or float64, of any strides; never changed. −inf entries have
-            π = 0. A token with only −inf, or with NaN or +inf, is NaN in all three; other tokens are not touched.
+        logits: (..., V), bfloat16, float16, float32 or float64 (which all but the reference round to float32 first),
+            of any strides; never changed. −inf entries have π = 0. A token with only −inf, or with NaN or +inf, is
+            NaN in all three; other tokens are not touched.
         labels: (...), integers in [0, V).
         temperature: a number, or one value a token of shape (...); applied in float32.
         impl: "auto" (see `chosen`); "reference": plain, on whole tensors, in float64; "torch": streamed in chunks,
