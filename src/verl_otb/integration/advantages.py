@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -98,10 +99,12 @@ def _say_active(estimator: str, device: str, bypassed: bool) -> None:
         chosen(device),
     )
     if bypassed:
-        logger.warning(
+        # Not by the logger: the deprecated trainer's process has been seen to swallow it, and this is about money.
+        warnings.warn(
             "rollout_correction.bypass_mode saves the old-log-prob pass, but OTB needs Σπ² and π from the actor: each "
             "step has that forward pass after all. The loss still takes the rollout's log-probs. "
-            "+algorithm.otb.bypass=refuse ends such a run at its start instead."
+            "+algorithm.otb.bypass=refuse ends such a run at its start instead.",
+            stacklevel=2,
         )
 
 

@@ -124,6 +124,8 @@ def _put_in(hook: Hook, module: Any) -> None:
         raise _changed(hook, version, "no such attribute") from None
     if hook.id in _wrappers or getattr(original, _MARK, None) == hook.id:
         return
+    if original in _wrappers.values():  # a copy that `from … import` made of what another hook had put in
+        original = original.__wrapped__
     found = parameters(original)
     if found[: len(hook.expects)] != hook.expects:
         raise _changed(hook, version, f"parameters ({', '.join(found)})")
