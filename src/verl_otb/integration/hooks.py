@@ -1,11 +1,8 @@
 """The one table of places where verl-otb touches verl: install, uninstall, README and contract tests come from `HOOKS`.
 
-This module imports nothing of verl: a hook is put in when verl itself imports the module that it names (`patching`).
-
-A target is a class attribute, or a global of the module that *uses* it: `from a import f` copies `f`, so a hook on
-`a.f` would come too late wherever the copy was made before. Two globals are hooked where they are defined, because
-their users copy them later than any plugin is loaded: `validate_config` (main_ppo, which imports verl first) and
-`linear_cross_entropy` (imported within the forward that uses it).
+This module imports nothing of verl: `patching` puts a hook in when verl imports its module. A target is a class
+attribute, or a global of the module that *uses* it: `from a import f` copies `f`, and a hook on `a.f` could come too
+late. `validate_config`, `run_ppo` and `linear_cross_entropy` are copied later than any plugin is loaded.
 """
 
 from __future__ import annotations
@@ -37,8 +34,7 @@ class Hook:
         handler: ours, `module:function`, imported only when the hook is put in.
         why: what verl lacks here.
         remove_when: the change in verl that makes the hook superfluous.
-        kind: `register` calls the handler's module once; `wrap` replaces the attribute by a function that calls
-            `handler(original, *args, **kwargs)`.
+        kind: `register` calls the handler once; `wrap` replaces the attribute by `handler(original, *args, **kwargs)`.
         verl: the verl versions this hook was read against (PEP 440).
     """
 

@@ -98,7 +98,7 @@ def check_temperature(temperature: float | Tensor, shape: torch.Size, device: to
             raise ValueError(f"temperature must be a number or a torch tensor, found {type(temperature).__name__}")
         float32 = torch.finfo(torch.float32)
         if not float32.tiny <= temperature <= float32.max:
-            raise ValueError(f"temperature must be finite and above 0 in float32, found {temperature}")
+            raise ValueError(f"temperature must be finite in float32 and above 0, found {temperature}")
         if temperature == 1.0:
             return None
         return torch.full((math.prod(shape),), float(temperature), dtype=torch.float32, device=device)
