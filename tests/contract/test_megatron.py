@@ -1,20 +1,17 @@
 """Σπ² over tensor parallel ranks through verl's own Megatron head, on two real gloo ranks. See megatron_rank."""
 
 import ast
-import socket
 
 import pytest
 import torch.multiprocessing as mp
+from free_port import free_port
 from megatron_rank import ENGINE, MODULE, one_rank
 from wheels import WHEELS, classes, methods
 
 
 @pytest.mark.parametrize("root", WHEELS)
 def test_over_two_ranks(root):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(one_rank, args=(2, port, root), nprocs=2)
+    mp.spawn(one_rank, args=(2, free_port(), root), nprocs=2)
 
 
 @pytest.mark.parametrize("root", WHEELS)

@@ -1,11 +1,11 @@
 """verl's real training worker, with its FSDP2 engine, on one gloo rank in this process; and batches for it."""
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import torch
+from free_port import free_port
 from tensordict import TensorDict
 from verl_config import verl_config
 
@@ -16,10 +16,12 @@ def training_worker(model: Path, *overrides: str) -> Any:
     from verl.workers.config import TrainingWorkerConfig
     from verl.workers.engine_workers import TrainingWorker
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }.items():
         os.environ.setdefault(name, value)
     config = actor_config(model, *overrides)
     model_config = omega_conf_to_dataclass(config.model)

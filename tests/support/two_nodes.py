@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from free_port import free_port
 from verl_run import ENVIRONMENT, REPOSITORY
 
 ADDRESSES = "127.0.0.2", "127.0.0.3"
@@ -25,9 +25,7 @@ def two_nodes(directory: Path, second: Mapping[str, str] | None = None) -> Itera
 
     As somebody's cluster is started, the nodes have no variable of verl's. Their logs are in `directory`.
     """
-    with socket.socket() as probe:
-        probe.bind((ADDRESSES[0], 0))
-        port = probe.getsockname()[1]
+    port = free_port(ADDRESSES[0])
     address = f"{ADDRESSES[0]}:{port}"
     environment = {**os.environ, **ENVIRONMENT, **NO_TOKEN, "RAY_memory_monitor_refresh_ms": "0"}
     environment = {name: value for name, value in environment.items() if not name.startswith("VERL_")}
