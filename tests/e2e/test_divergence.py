@@ -17,7 +17,8 @@ def test_nan_ends_the_run_before_the_update(run_verl, tiny_task, tmp_path):
     )
     assert run.returncode == 1
     assert [line["step"] for line in run.metrics] == [1]
-    assert not (tmp_path / "probe" / "step_2.pt").exists()  # it is written right before the update
+    # A step's batch is written right before its update.
+    assert [file.name for file in (tmp_path / "probe").glob("step_*")] == ["step_1_0.pt"]
     message = "InputError: step 2: old_log_probs: expected finite, ≤ 0.001, found nan at row 0, column 0, uid '"
     assert message in run.tail(20)
     assert "16 of 16 rows" in run.tail(20)
