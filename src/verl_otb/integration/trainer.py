@@ -119,15 +119,15 @@ def advantage_inputs(
     names = [FIELD, ENERGY_LOG_PROBS] if step.bypass else [FIELD]
     brought = _get(batch_keys, step.partition_id, names)
     shape = data.batch["response_mask"].shape
-    longest = int(brought[FIELD].offsets().diff().max())
-    if longest > shape[1]:  # padding would cut it without a word
+    lengths = brought[FIELD].offsets().diff()
+    if lengths.max() > shape[1]:  # padding would cut it without a word
         raise VerlOtbError(
-            f"Σπ² has a row of {longest} values where the longest response has {shape[1]} tokens: something has "
+            f"Σπ² has a row of {lengths.max()} values where the longest response has {shape[1]} tokens: something has "
             "overwritten it after the old-log-prob pass. Choose another estimator until you know what."
         )
     for name in names:
         data.batch[name] = torch.nested.to_padded_tensor(brought[name], 0.0, shape)
-    sessions = Sessions.of(batch_keys, brought[FIELD].offsets().diff(), shape[1])
+    sessions = Sessions.of(batch_keys, lengths, shape[1])
     with otb_inputs(data.batch) as diagnostics:
         if sessions is None:
             data = original(data, batch_keys, adv_estimator, *args, **kwargs)
