@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from otb_runs import ACTIVE, DENSE_REWARD, probe, probed
+from otb_runs import ACTIVE, DENSE_REWARD, assert_trained_on_the_estimator_s, energy_log_probs, probe, probed
 from real_trainer import padded
 from transformers import AutoModelForCausalLM
 from verl_run import OTHER_MAIN
-
-from verl_otb import optimal_token_advantages
 
 pytestmark = pytest.mark.e2e
 
@@ -67,26 +65,11 @@ def trained(request, tiny_task, tmp_path_factory):
     return request.param, run
 
 
-def energy_log_probs(fields):
-    return padded(fields["otb_log_probs" if "otb_log_probs" in fields else "old_log_probs"])
-
-
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_advantages_trained_on_are_the_estimator_s(trained, step):
     name, run = trained
-    fields = probe(run.directory, step)
-    mask = padded(fields["response_mask"])
-    scores = padded(fields["token_level_scores" if "token_level_scores" in fields else "rm_scores"])
-    advantages, _ = optimal_token_advantages(
-        scores,
-        mask,
-        energy_log_probs(fields),
-        padded(fields["sum_pi_squared"]),
-        fields["uid"],
-        align="token" if name == "deprecated" else "position",
-    )
-    assert advantages.abs().max() > 0
-    torch.testing.assert_close(padded(fields["advantages"]) * mask, advantages, atol=1e-6, rtol=0)
+    align = "token" if name == "deprecated" else "position"
+    assert_trained_on_the_estimator_s(probe(run.directory, step), align)
 
 
 def test_energies_are_of_one_policy(trained, tiny_task):

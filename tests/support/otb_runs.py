@@ -78,13 +78,18 @@ def sum_pi_squared_gap(model: Path | torch.nn.Module, fields: dict[str, Any]) ->
     return gap
 
 
+def energy_log_probs(fields: dict[str, Any]) -> torch.Tensor:
+    """The actor's own log-probs, (rows, tokens): in bypass mode old_log_probs are the rollout's."""
+    return padded(fields["otb_log_probs" if "otb_log_probs" in fields else "old_log_probs"])
+
+
 def assert_trained_on_the_estimator_s(fields: dict[str, Any], align: str = "position") -> None:
     """The advantages in the batch are those of the estimator on the batch's own tensors."""
     mask = padded(fields["response_mask"])
     advantages, returns = optimal_token_advantages(
         padded(fields["rm_scores"]),
         mask,
-        padded(fields["old_log_probs"]),
+        energy_log_probs(fields),
         padded(fields["sum_pi_squared"]),
         fields["uid"],
         align=align,
