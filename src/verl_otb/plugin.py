@@ -9,12 +9,24 @@ import logging
 import os
 
 logger = logging.getLogger("verl_otb")
-# Through verl's handlers and levels: other libraries change the root logger's, which is why verl keeps its own.
-logger.parent = logging.getLogger("verl")
+
+
+def _be_heard() -> None:
+    """A handler of our own: a library that vLLM imports sets the root logger and its handlers to ERROR. verl's V1
+    trainer does the same for its logger; the other trainers and the workers fall silent."""
+    if logger.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))  # verl's
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(os.environ.get("VERL_LOGGING_LEVEL", "INFO"))
+
 
 try:
     from verl_otb.integration import patching
 
+    _be_heard()
     patching.install()
 except Exception as error:
     if os.environ.get("VERL_OTB_STRICT") == "1":

@@ -108,8 +108,7 @@ def test_trains_and_says_so(trained):
         assert line["otb/realized_energy/mean"] > 0
         assert line["otb/gradient_power_vs_group_mean"] > 0
         assert line["variance_proxy/proxy2_total_power"] > 0
-    # Where verl uses RayPPOTrainer it leaves Python's logging at WARNING; the metrics say it there.
-    assert run.log.count(ACTIVE) == name.startswith("V1")
+    assert run.log.count(ACTIVE) == 1
     assert run.log.count("each step has that forward pass after all") == ("bypass" in name)
 
 

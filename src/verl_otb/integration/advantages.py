@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -99,12 +98,10 @@ def _say_active(estimator: str, device: str, bypassed: bool) -> None:
         chosen(device),
     )
     if bypassed:
-        # Not by the logger: the deprecated trainer's process has been seen to swallow it, and this is about money.
-        warnings.warn(
+        logger.warning(
             "rollout_correction.bypass_mode saves the old-log-prob pass, but OTB needs Σπ² and π from the actor: each "
             "step has that forward pass after all. The loss still takes the rollout's log-probs. "
-            "+algorithm.otb.bypass=refuse ends such a run at its start instead.",
-            stacklevel=2,
+            "+algorithm.otb.bypass=refuse ends such a run at its start instead."
         )
 
 
