@@ -12,7 +12,8 @@ from packaging.specifiers import SpecifierSet
 from wheels import WHEELS, tree
 
 from verl_otb.integration import patching
-from verl_otb.integration.hooks import HOOKS, MEGATRON, SUPPORTED
+from verl_otb.integration.hook import SUPPORTED
+from verl_otb.integration.hooks import HOOKS, MEGATRON
 
 hooks = pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.id)
 

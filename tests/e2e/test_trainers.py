@@ -10,6 +10,7 @@ from verl_run import OTHER_MAIN
 pytestmark = pytest.mark.e2e
 
 DEPRECATED = "trainer.use_v1=False"
+REWARDS = ["algorithm.rollout_correction.rollout_is=sequence", "algorithm.use_kl_in_reward=True"]
 # top_k makes the rollout's log-probs another distribution's than the actor's.
 BYPASS = ["algorithm.rollout_correction.bypass_mode=True", "actor_rollout_ref.rollout.top_k=20"]
 # Rollout on a logical GPU of its own, weights over gloo_checkpoint.py; verl's task runner alone takes 10 logical CPUs.
@@ -38,11 +39,13 @@ FULLY_ASYNC = [
 MAIN, STEPS = "verl.trainer.main_ppo", 2
 EXPERIMENTAL = "verl.experimental"
 RUNS = {
-    "deprecated": (MAIN, [DEPRECATED, "algorithm.adv_estimator=tir_optimal_token_baseline"]),
+    "deprecated": (MAIN, [DEPRECATED, *REWARDS, "algorithm.adv_estimator=tir_optimal_token_baseline"]),
     "deprecated, bypass": (MAIN, [DEPRECATED, *BYPASS]),
     "V1, bypass": (MAIN, BYPASS),
     "one_step_off": (f"{EXPERIMENTAL}.one_step_off_policy.main_ppo", SEPARATE),
     "fully_async": (f"{EXPERIMENTAL}.fully_async_policy.fully_async_main", [*SEPARATE, *FULLY_ASYNC]),
+    # Its own default.
+    "fully_async, bypass": (f"{EXPERIMENTAL}.fully_async_policy.fully_async_main", [*SEPARATE, *FULLY_ASYNC, *BYPASS]),
 }
 
 
@@ -98,7 +101,7 @@ def test_energies_are_of_one_policy(trained, tiny_task):
 def test_trains_and_says_so(trained):
     name, run = trained
     lines = run.metrics
-    if name == "fully_async":  # one line for the steps between two weight syncs, and lines of other things
+    if name.startswith("fully_async"):  # one line for the steps between two weight syncs, and lines of other things
         lines = [line for line in lines if "actor/grad_norm" in line]
         assert lines
     else:

@@ -59,12 +59,3 @@ def test_sum_pi_squared_is_the_policy_s(trained, tiny_task, step):
     assert_sum_pi_squared_is_the_policy_s(
         probe(run.directory, step), model_before(run.directory, step, tiny_task.model)
     )
-
-
-def test_colocate_async(run_verl, tmp_path):
-    run = run_verl(
-        "trainer.v1.trainer_mode=colocate_async", DENSE_REWARD, "trainer.total_training_steps=2", env=probed(tmp_path)
-    )
-    assert len(run.metrics) == 2
-    for step in (1, 2):
-        assert_trained_on_the_estimator_s(probe(tmp_path, step))

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from definition import define
+from joined_sessions import of_the_definition
 from real_trainer import put_batch, v1_trainer
 from real_worker import jagged, tiny_config, training_worker
 from tensordict import TensorDict
 
+from verl_otb.errors import InputError
 from verl_otb.integration.sessions import Sessions
 
 # (uid, session, index), prompt and response length, score; in no order, as TransferQueue may give them.
@@ -50,38 +51,6 @@ def put_sessions(queue):
     return batch
 
 
-def of_the_definition(fields, align, penalty):
-    """{key: advantages of its row}, from sessions joined by hand."""
-    order = sorted(range(len(OUTPUTS)), key=lambda row: OUTPUTS[row][0])
-    sessions = {}
-    for row in order:
-        sessions.setdefault(OUTPUTS[row][0][:2], []).append(row)
-    names = {"mask": "response_mask", "log_probs": "old_log_probs", "sum_pi_squared": "sum_pi_squared"}
-    joined = {name: [] for name in ("rewards", *names)}
-    for rows in sessions.values():
-        rewards = []
-        for row in rows:
-            score = fields["rm_scores"][row] if row == rows[-1] else torch.zeros_like(fields["rm_scores"][row])
-            rewards += (score - penalty[row] * fields["response_mask"][row]).double().tolist()
-        joined["rewards"].append(rewards)
-        for ours, theirs in names.items():
-            joined[ours].append([value for row in rows for value in fields[theirs][row].double().tolist()])
-    longest = max(map(len, joined["rewards"]))
-    padded = {name: [row + [0] * (longest - len(row)) for row in rows] for name, rows in joined.items()}
-    uids = [uid for uid, _ in sessions]
-    defined = define(
-        padded["rewards"], padded["mask"], padded["log_probs"], padded["sum_pi_squared"], uids, align=align
-    )
-    found = {}
-    for session, rows in enumerate(sessions.values()):
-        start = 0
-        for row in rows:
-            length = len(fields["responses"][row])
-            found[row] = defined.advantages[session][start : start + length]
-            start += length
-    return found
-
-
 @pytest.mark.parametrize("kl", [False, True], ids=["score alone", "KL in the reward"])
 @pytest.mark.parametrize(
     ("estimator", "align"), [("optimal_token_baseline", "position"), ("tir_optimal_token_baseline", "token")]
@@ -102,8 +71,8 @@ def test_a_session_is_one_trajectory(worker, transfer_queue, tiny_task, estimato
         penalty = [0.5 * (ours - theirs) for ours, theirs in zip(log_probs, reference, strict=True)]
     trainer._compute_advantage(meta, metrics)
     fields = batch.fields()
-    for row, wanted in of_the_definition(fields, align, penalty).items():
-        found = fields["advantages"][row]
+    defined = of_the_definition([output for output, *_ in OUTPUTS], fields, align, penalty)
+    for found, wanted in zip(fields["advantages"], defined, strict=True):
         assert len(found) == len(wanted)
         torch.testing.assert_close(found.double(), torch.tensor(wanted, dtype=torch.float64), atol=1e-6, rtol=0)
     assert any(row.any() for row in fields["advantages"])
@@ -136,3 +105,20 @@ def test_sessions_of_one_output_are_left_alone():
     assert Sessions.of(["a_0_0", "a_1_0", "pad0f_0_0"], torch.tensor([1, 2, 3]), 3) is None
     # Nor are keys of another form taken for sessions.
     assert Sessions.of(["5", "6", "a_b", "x_1", "y_1"], torch.tensor([1, 2, 3, 1, 1]), 3) is None
+
+
+def test_a_bad_value_is_named_by_its_output(worker, transfer_queue, tiny_task):
+    trainer = v1_trainer(tiny_config(tiny_task.model), worker)
+    batch = put_sessions(transfer_queue)
+    meta = trainer._compute_old_log_prob(batch.meta, metrics={})
+    log_probs = batch.fields("old_log_probs")["old_log_probs"]
+    log_probs[7][2] = float("nan")  # third token of the second output of b's second session
+    transfer_queue.kv_batch_put(
+        keys=batch.keys,
+        partition_id="train",
+        fields=TensorDict({"old_log_probs": jagged(log_probs)}, batch_size=len(log_probs)),
+    )
+    with pytest.raises(InputError, match=rf"old_log_probs: .* the token is column 2 of {batch.keys[7]}\.$") as caught:
+        trainer._compute_advantage(meta, {})
+    error = caught.value
+    assert (error.field, error.row, error.column, error.uid) == ("old_log_probs", 7, 2, "b")

@@ -11,11 +11,11 @@ import torch
 import wrapt
 
 
-def _save(update: str, fields: dict, **rest) -> Path:
+def _save(update: str, fields: dict, **more: list) -> Path:
     rows = {name: list(value.unbind()) if torch.is_tensor(value) else value.tolist() for name, value in fields.items()}
     directory = Path(os.environ["OTB_PROBE_DIR"])
     directory.mkdir(parents=True, exist_ok=True)
-    torch.save({"fields": rows, **rest}, directory / f"step_{update}.pt")
+    torch.save(rows | more, directory / f"step_{update}.pt")
     return directory
 
 
@@ -27,7 +27,7 @@ def _watch_v1(trainer_base) -> None:
     def probe(self, batch, metrics):
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
         update = f"{self.global_steps}_{self.local_trigger_step}"  # separate_async updates several times a step
-        directory = _save(update, fields, keys=batch.keys)
+        directory = _save(update, fields, key=batch.keys)
         if os.environ.get("OTB_PROBE_POLICY") == "1":
             self.actor_rollout_wg.save_checkpoint(str(directory / f"policy_{update}"), None, self.global_steps)
         return update_actor(self, batch, metrics)

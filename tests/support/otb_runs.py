@@ -42,11 +42,12 @@ def probed(directory: Path, *modules: str) -> dict[str, str]:
 
 
 def probe(directory: Path, step: int, update: int = 0) -> dict[str, Any]:
-    """The fields of a step's batch, read back from TransferQueue right before the update; a list of rows each.
+    """The fields of a step's batch, read back from TransferQueue right before the update; a list of rows each, and
+    TransferQueue's own names of the rows under `key`.
 
     `update` counts the updates within a step, of which separate_async has several.
     """
-    return torch.load(directory / "probe" / f"step_{step}_{update}.pt", weights_only=False)["fields"]
+    return torch.load(directory / "probe" / f"step_{step}_{update}.pt", weights_only=False)
 
 
 # Overrides and environment of a probed run that saves the policy before each update as well.
@@ -85,13 +86,15 @@ def energy_log_probs(fields: dict[str, Any]) -> torch.Tensor:
 
 def assert_trained_on_the_estimator_s(fields: dict[str, Any], align: str = "position") -> None:
     """The advantages in the batch are those of the estimator on the batch's own tensors."""
-    mask = padded(fields["response_mask"])
+    mask, scores = padded(fields["response_mask"]), padded(fields["rm_scores"])
     advantages, returns = optimal_token_advantages(
-        padded(fields["rm_scores"]),
+        # The score of a token that is not trained on rewards the tokens before it, a penalty there nobody.
+        torch.where(mask != 0, padded(fields["token_level_rewards"]), scores),
         mask,
         energy_log_probs(fields),
         padded(fields["sum_pi_squared"]),
         fields["uid"],
+        rollout_is_weights=padded(fields["rollout_is_weights"]) if "rollout_is_weights" in fields else None,
         align=align,
     )
     assert advantages.abs().max() > 0

@@ -22,7 +22,8 @@ import wrapt
 from packaging.specifiers import SpecifierSet
 
 from verl_otb.errors import HookTargetChanged, UnsupportedVerl, VerlOtbError
-from verl_otb.integration.hooks import HOOKS, SUPPORTED, Hook
+from verl_otb.integration.hook import SUPPORTED, Hook
+from verl_otb.integration.hooks import HOOKS
 
 logger = logging.getLogger("verl_otb")
 

@@ -87,6 +87,11 @@ class Sessions:
         rows[self.row, self.column] = joined[self.session, self.place]
         return rows
 
+    def origin(self, session: int, place: int) -> tuple[int, int]:
+        """Row and column in the batch of a token of a session."""
+        token = ((self.session == session) & (self.place == place)).nonzero()[0].item()
+        return int(self.row[token]), int(self.column[token])
+
     def of_last_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """`rows` with zeros in all but the sessions' last rows."""
         kept = torch.zeros_like(rows)

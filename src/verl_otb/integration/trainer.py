@@ -6,6 +6,8 @@ verl where the run uses another estimator.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +18,7 @@ from verl import DataProto
 from verl.trainer.ppo.metric_utils import compute_variance_proxy_metrics
 from verl.workers.utils.padding import response_from_nested
 
-from verl_otb.errors import VerlOtbError
+from verl_otb.errors import InputError, VerlOtbError
 from verl_otb.integration.advantages import (
     ENERGY_LOG_PROBS,
     named_step,
@@ -132,7 +134,8 @@ def advantage_inputs(
         if sessions is None:
             data = original(data, batch_keys, adv_estimator, *args, **kwargs)
         else:
-            joined = original(_joined(data, sessions), sessions.keys, adv_estimator, *args, **kwargs)
+            with _rows_of(sessions, batch_keys):
+                joined = original(_joined(data, sessions), sessions.keys, adv_estimator, *args, **kwargs)
             for name in ("advantages", "returns"):
                 data.batch[name] = sessions.split(joined.batch[name])
     step.metrics.update(otb_metrics(diagnostics, adv_estimator))
@@ -148,6 +151,21 @@ def _joined(data: Any, sessions: Sessions) -> DataProto:
     per_row["token_level_rewards"] = sessions.of_last_rows(scores) + (rewards - scores)
     uids = data.non_tensor_batch["uid"][sessions.last.numpy()]
     return DataProto.from_dict({name: sessions.join(rows) for name, rows in per_row.items()}, {"uid": uids})
+
+
+@contextmanager
+def _rows_of(sessions: Sessions, batch_keys: list[str]) -> Iterator[None]:
+    """Errors within name the row of the batch that a token of a session came from."""
+    try:
+        yield
+    except InputError as error:
+        if error.row is None or error.column is None:
+            raise
+        row, column = sessions.origin(error.row, error.column)
+        where = (
+            f"{error} There a row is a session, its outputs joined; the token is column {column} of {batch_keys[row]}."
+        )
+        raise InputError(where, error.field, row, column, error.uid) from error
 
 
 def step_metrics(original: Any, self: Any, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
