@@ -84,4 +84,5 @@ def test_trains(run):
     assert len(run.metrics) == STEPS
     for line in run.metrics:
         assert line["actor/grad_norm"] > 0
-        assert line["otb/effective_group_size"] <= ANSWERS
+        # Counted by rows it would be up to twelve.
+        assert 1 < line["otb/effective_group_size"] <= ANSWERS

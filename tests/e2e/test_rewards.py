@@ -1,5 +1,7 @@
 """Everything that changes rewards and masks at once, in one colocate_async run: KL in the reward, importance weights,
-rejection of tokens and of whole rows, and two data sources in a batch."""
+rejection of tokens and of whole rows, groups filtered by their rewards, and two data sources in a batch."""
+
+from collections import defaultdict
 
 import pandas
 import pytest
@@ -10,7 +12,7 @@ from real_trainer import padded
 
 pytestmark = pytest.mark.e2e
 
-STEPS = 2
+STEPS, PROMPTS = 2, 8
 KL = 5.0
 # Half the squared log-ratio of actor and rollout is 1.6 to 2.0 a token where the rollout samples from its top 20.
 TOKEN, ROW = 1.88, 1.84
@@ -31,13 +33,15 @@ def run(tmp_path_factory):
         f"algorithm.kl_ctrl.kl_coef={KL}",
         "actor_rollout_ref.rollout.top_k=20",
         "actor_rollout_ref.rollout.calculate_log_probs=True",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=reward",
         "algorithm.rollout_correction.rollout_is=token",
         "algorithm.rollout_correction.rollout_rs='token_k2,seq_mean_k2'",
         f"algorithm.rollout_correction.rollout_rs_threshold='{TOKEN},{ROW}'",
         # Step 2 is not to leave the thresholds behind.
         "actor_rollout_ref.actor.optim.lr=2e-4",
-        "data.train_batch_size=8",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        f"data.train_batch_size={PROMPTS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
         task=task,
         directory=directory,
         env=probed(directory),
@@ -62,6 +66,14 @@ def test_the_batch_is_what_this_is_about(fields):
     weights = padded(fields["rollout_is_weights"])[mask]
     assert weights.std() > 1e-3
     assert weights.max() < 0.5
+
+
+def test_groups_without_a_difference_are_gone(fields):
+    rewards = defaultdict(set)
+    for uid, scores in zip(fields["uid"], fields["rm_scores"], strict=True):
+        rewards[uid].add(scores.sum().item())
+    assert len(rewards) == PROMPTS
+    assert all(len(found) > 1 for found in rewards.values())
 
 
 def test_advantages_trained_on_are_the_estimator_s(fields):

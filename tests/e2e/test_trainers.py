@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from otb_runs import ACTIVE, DENSE_REWARD, assert_trained_on_the_estimator_s, energy_log_probs, probe, probed
+from otb_runs import (
+    ACTIVE,
+    DENSE_REWARD,
+    SAVE_POLICY,
+    assert_metrics_describe,
+    assert_trained_on_the_estimator_s,
+    energy_log_probs,
+    policy,
+    probe,
+    probed,
+)
 from real_trainer import padded
 from transformers import AutoModelForCausalLM
 from verl_run import OTHER_MAIN
@@ -10,9 +20,20 @@ from verl_run import OTHER_MAIN
 pytestmark = pytest.mark.e2e
 
 DEPRECATED = "trainer.use_v1=False"
-REWARDS = ["algorithm.rollout_correction.rollout_is=sequence", "algorithm.use_kl_in_reward=True"]
-# top_k makes the rollout's log-probs another distribution's than the actor's.
-BYPASS = ["algorithm.rollout_correction.bypass_mode=True", "actor_rollout_ref.rollout.top_k=20"]
+TEMPERATURE = 0.6
+# Half the squared log-ratio of actor and rollout is 0.9 to 1.4 a token where the rollout samples from its top 20.
+KEPT = 1.22
+REWARDS = [
+    "algorithm.use_kl_in_reward=True",
+    "algorithm.rollout_correction.rollout_is=sequence",
+    "algorithm.rollout_correction.rollout_rs=token_k2",
+    f"algorithm.rollout_correction.rollout_rs_threshold={KEPT}",
+    "actor_rollout_ref.actor.optim.lr=2e-4",  # step 2 is not to leave the threshold behind
+    # verl reorders the rows, so that both ranks have as many tokens.
+    "trainer.n_gpus_per_node=2",
+    "trainer.balance_batch=True",
+]
+BYPASS = ["algorithm.rollout_correction.bypass_mode=True"]
 # Rollout on a logical GPU of its own, weights over gloo_checkpoint.py; verl's task runner alone takes 10 logical CPUs.
 SEPARATE = [
     OTHER_MAIN,
@@ -59,11 +80,16 @@ def trained(request, tiny_task, tmp_path_factory):
         DENSE_REWARD,
         f"trainer.total_training_steps={STEPS}",
         "actor_rollout_ref.rollout.calculate_log_probs=True",
+        # top_k makes the rollout's log-probs another distribution's than the actor's.
+        "actor_rollout_ref.rollout.top_k=20",
+        f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
+        *SAVE_POLICY[0],
         *overrides,
         task=tiny_task,
         directory=directory,
-        env=probed(directory),
+        env={**probed(directory), **SAVE_POLICY[1]},
         main=main,
+        timeout=400,
     )
     return request.param, run
 
@@ -75,22 +101,43 @@ def test_advantages_trained_on_are_the_estimator_s(trained, step):
     assert_trained_on_the_estimator_s(probe(run.directory, step), align)
 
 
-def test_energies_are_of_one_policy(trained, tiny_task):
-    """log π and Σπ² of step 1, in float64 from the model that the run began with."""
+def generated(fields):
+    """(rows, tokens), whether the rollout made the token: rejection changes the response mask."""
+    if "attention_mask" in fields:
+        width = len(fields["responses"][0])
+        return torch.stack(fields["attention_mask"])[:, -width:] != 0
+    return padded([torch.ones(len(row)) for row in fields["responses"]]) != 0
+
+
+def test_rejection_and_weights_are_in_it(trained):
     name, run = trained
-    fields = probe(run.directory, 1)
-    model = AutoModelForCausalLM.from_pretrained(tiny_task.model, dtype=torch.float64, attn_implementation="eager")
-    masks = padded(fields["response_mask"]) != 0
-    for row, mask in enumerate(masks):
+    if name != "deprecated":
+        pytest.skip("in one run")
+    for step in range(1, STEPS + 1):
+        fields = probe(run.directory, step)
+        mask = padded(fields["response_mask"]) != 0
+        assert (generated(fields) & ~mask).any()
+        assert padded(fields["rollout_is_weights"])[mask].max() < 0.5
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_energies_are_of_one_policy(trained, tiny_task, step):
+    """log π and Σπ² in float64 from the model that is about to be updated; in fully_async from that of the last sync,
+    which verl goes back to for its old log-probs (in bypass mode it has none)."""
+    name, run = trained
+    fields = probe(run.directory, step)
+    path = tiny_task.model if name == "fully_async" else policy(run.directory, step)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager")
+    masks = generated(fields)
+    for row, length in enumerate(masks.sum(-1).tolist()):
         tokens = fields["input_ids"][row]
         if "attention_mask" in fields:  # padded on both sides, by the deprecated trainer
             tokens = tokens[fields["attention_mask"][row].bool()]
-        length = int(mask.sum())
         with torch.no_grad():
-            log_pi = model(tokens[None]).logits[0, -length - 1 : -1].log_softmax(-1)
+            log_pi = (model(tokens[None]).logits[0, -length - 1 : -1] / TEMPERATURE).log_softmax(-1)
         own = log_pi.gather(-1, tokens[-length:, None]).squeeze(-1)
         found = padded(fields["sum_pi_squared"])[row][:length].double()
-        torch.testing.assert_close(found, log_pi.exp().square().sum(-1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found, log_pi.exp().square().sum(-1), atol=0, rtol=1e-5)
         torch.testing.assert_close(energy_log_probs(fields)[row][:length].double(), own, atol=1e-5, rtol=0)
     if "bypass" in name:  # the loss keeps the rollout's
         rollout = padded(fields["rollout_log_probs"])[masks]
@@ -106,6 +153,8 @@ def test_trains_and_says_so(trained):
         assert lines
     else:
         assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        for step, line in enumerate(lines, start=1):
+            assert_metrics_describe(probe(run.directory, step), line)
     for line in lines:
         assert line["actor/grad_norm"] > 0
         assert line["otb/realized_energy/mean"] > 0

@@ -1,12 +1,21 @@
 """What is refused at second 0, on verl's own composed configuration."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf, open_dict
 from verl_config import MICRO_BATCHES, OTB, verl_config
 
 from verl_otb.errors import ConfigError, UnsupportedVerl
-from verl_otb.integration.config import PLUGIN, before_validate_config, check, options
+from verl_otb.integration.config import (
+    PLUGIN,
+    before_validate_config,
+    before_workers,
+    check,
+    options,
+    without_effect,
+)
 from verl_otb.integration.heads import check_fused
 
 
@@ -75,36 +84,53 @@ def test_the_driver_sends_the_plugin_along(external_lib, sent):
     assert config.actor_rollout_ref.model.external_lib == sent
 
 
+def test_the_plugin_is_sent_along_in_a_configuration_without_the_key():
+    config = verl_config(*OTB)
+    with open_dict(config.actor_rollout_ref.model):
+        del config.actor_rollout_ref.model.external_lib
+    OmegaConf.set_struct(config, True)
+    before_validate_config(lambda config: None, config)
+    assert config.actor_rollout_ref.model.external_lib == [PLUGIN]
+
+
 def test_other_estimators_get_nothing_along():
     config = verl_config("algorithm.adv_estimator=grpo")
     before_validate_config(lambda config: None, config)
     assert config.actor_rollout_ref.model.external_lib is None
 
 
-def test_a_group_of_one_warns(caplog):
-    with caplog.at_level(logging.WARNING, "verl_otb"):
-        check(verl_config(*OTB, "actor_rollout_ref.rollout.n=1"))
-    assert "every advantage is the plain return" in caplog.text
+ONE_ROW = "actor_rollout_ref.rollout.n=1"  # verl's default
 
 
-def test_a_discount_warns(caplog):
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (ONE_ROW, "every advantage is the plain return"),
+        ("algorithm.gamma=0.5", "algorithm.gamma=0.5 is not used"),
+    ],
+)
+def test_what_has_no_effect_is_said_once(caplog, override, words):
+    """A run is checked in the driver, in the trainer's process, and by some trainers once more before the workers."""
+    config = verl_config(*OTB, override)
     with caplog.at_level(logging.WARNING, "verl_otb"):
-        check(verl_config(*OTB, "algorithm.gamma=0.5"))
-    assert "algorithm.gamma=0.5 is not used" in caplog.text
+        before_validate_config(lambda config: None, config)
+        before_validate_config(lambda config: None, config)
+        before_workers(lambda self: None, SimpleNamespace(config=config))
+    assert caplog.text.count(words) == 1
+    assert without_effect(verl_config(*OTB, "actor_rollout_ref.rollout.n=8")) == []
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("task_rewards", [True, False])
-def test_distillation_alone_warns(caplog, enabled, task_rewards):
-    with caplog.at_level(logging.WARNING, "verl_otb"):
-        check(
-            verl_config(
-                *OTB,
-                f"distillation.enabled={enabled}",
-                f"distillation.distillation_loss.use_task_rewards={task_rewards}",
-            )
-        )
-    assert ("has no effect on the training" in caplog.text) == (enabled and not task_rewards)
+def test_distillation_alone_has_no_effect(enabled, task_rewards):
+    config = verl_config(
+        *OTB,
+        f"distillation.enabled={enabled}",
+        f"distillation.distillation_loss.use_task_rewards={task_rewards}",
+    )
+    check(config)
+    found = "has no effect on the training" in " ".join(without_effect(config))
+    assert found == (enabled and not task_rewards)
 
 
 def test_a_verl_out_of_range_is_refused_with_every_hook_waiting_or_in(monkeypatch):

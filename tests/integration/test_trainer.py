@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 from real_trainer import padded, put_batch, v1_trainer
-from real_worker import tiny_config, training_worker
+from real_worker import jagged, tiny_config, training_worker
+from tensordict import TensorDict
 from transformers import AutoModelForCausalLM
 
 from verl_otb import optimal_token_advantages
@@ -14,6 +15,7 @@ from verl_otb.integration import advantages, patching
 from verl_otb.integration.advantages import ENERGY_LOG_PROBS, without_masked_penalty
 from verl_otb.integration.engine import ASK
 from verl_otb.integration.hooks import HOOKS
+from verl_otb.integration.trainer import step_metrics
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,7 @@ def test_the_first_step_says_so_once(trainer, transfer_queue, caplog):
         for _ in range(2):
             v1._compute_advantage(v1._compute_old_log_prob(put_batch(transfer_queue).meta, metrics={}), {})
     assert caplog.text.count("OTB is active: estimator optimal_token_baseline") == 1
+    assert caplog.text.count("norm_adv_by_std_in_grpo does not apply") == 1
 
 
 def test_lora_reference_pass_leaves_sum_pi_squared_alone(trainer, transfer_queue, tiny_task):
@@ -97,14 +100,20 @@ def test_lora_reference_pass_leaves_sum_pi_squared_alone(trainer, transfer_queue
     assert (padded(base.fields("sum_pi_squared")["sum_pi_squared"]) - before).abs().max() > 1e-5
 
 
-def test_padding_rows_take_no_part(trainer, transfer_queue):
+def filled_up(batch):
+    """The batch with two padding rows more."""
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
-    v1, batch = trainer(), put_batch(transfer_queue)
     for tag in batch.meta.tags:
         tag.update(prompt_len=1, response_len=1, seq_len=2)
     meta = upsample_batch_to_divisible_size(batch.meta, 4, eos_token_id=1)
     assert len(meta) == 8
+    return meta
+
+
+def test_padding_rows_take_no_part(trainer, transfer_queue):
+    v1, batch = trainer(), put_batch(transfer_queue)
+    meta = filled_up(batch)
     v1._compute_advantage(v1._compute_old_log_prob(meta, metrics={}), {})
     alone = put_batch(transfer_queue)
     v1._compute_advantage(v1._compute_old_log_prob(alone.meta, metrics={}), {})
@@ -115,6 +124,21 @@ def test_padding_rows_take_no_part(trainer, transfer_queue):
     batch.keys = [key for key in meta.keys if key not in batch.keys]
     assert len(batch.keys) == 2
     assert not any(row.any() for row in batch.fields("advantages")["advantages"])
+
+
+def test_a_reward_on_every_token(trainer, transfer_queue):
+    v1, batch = trainer(), put_batch(transfer_queue)
+    meta = v1._compute_old_log_prob(batch.meta, metrics={})
+    rewards = [torch.linspace(-1, 1, len(row)) for row in batch.fields("responses")["responses"]]
+    transfer_queue.kv_batch_put(
+        keys=meta.keys,
+        partition_id="train",
+        fields=TensorDict({"rm_scores": jagged(rewards)}, batch_size=len(rewards)),
+    )
+    v1._compute_advantage(meta, {})
+    advantages = expected(batch.fields(), padded(rewards))
+    assert advantages.abs().max() > 0.5
+    torch.testing.assert_close(padded(batch.fields("advantages")["advantages"]), advantages, atol=1e-6, rtol=0)
 
 
 def test_kl_in_the_reward_and_rejection(trainer, transfer_queue):
@@ -130,9 +154,6 @@ def test_kl_in_the_reward_and_rejection(trainer, transfer_queue):
     meta = v1._compute_old_log_prob(batch.meta, metrics={})
     mask_before = padded(batch.fields("response_mask")["response_mask"])
     reference = [row - 0.3 * torch.rand(len(row)) for row in batch.fields("old_log_probs")["old_log_probs"]]
-    from real_worker import jagged
-    from tensordict import TensorDict
-
     meta = transfer_queue.kv_batch_put(
         keys=meta.keys,
         partition_id="train",
@@ -226,9 +247,6 @@ def test_nan_from_a_diverged_model_is_named(trainer, transfer_queue):
     meta = v1._compute_old_log_prob(batch.meta, metrics={})
     rows = batch.fields("sum_pi_squared")["sum_pi_squared"]
     rows[2][4] = float("nan")
-    from real_worker import jagged
-    from tensordict import TensorDict
-
     transfer_queue.kv_batch_put(
         keys=meta.keys,
         partition_id="train",
@@ -238,3 +256,41 @@ def test_nan_from_a_diverged_model_is_named(trainer, transfer_queue):
         v1._compute_advantage(meta, {})
     error = caught.value
     assert (error.field, error.row, error.column, error.uid) == ("sum_pi_squared", 2, 4, "a")
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["on-policy", "importance weights"])
+def test_verl_s_variance_proxy_under_v1(trainer, transfer_queue, weights):
+    """verl's function on the rows that are no padding, with what the V1 trainer does not fetch for it."""
+    v1 = trainer(*["algorithm.rollout_correction.rollout_is=token"] * weights)
+    batch, metrics = put_batch(transfer_queue), {"actor/grad_norm": 0.5}
+    meta = filled_up(batch)
+    meta = v1._compute_old_log_prob(meta, metrics={})
+    v1._compute_advantage(meta, {})
+    step_metrics(lambda self, batch, metrics: None, v1, meta, metrics)
+    fields = batch.fields()
+    names = ("old_log_probs", "sum_pi_squared", "response_mask", "advantages")
+    log_probs, energy, mask, advantage = (padded(fields[name]) for name in names)
+    rho = padded(fields["rollout_is_weights"]) if weights else torch.ones_like(log_probs)
+    assert not weights or rho[mask != 0].std() > 0.1
+    energy = (1 - 2 * log_probs.exp() + energy) * mask
+    lengths = mask.sum(-1)
+    mean_advantage, mean_rho = ((values * mask).sum(-1) / lengths for values in (advantage, rho))
+    power = (mean_rho**2 * mean_advantage**2 * energy.sum(-1)).mean().item()
+    assert metrics["variance_proxy/proxy1_signal_strength"] == 0.25
+    assert metrics["variance_proxy/proxy2_total_power"] == pytest.approx(power, rel=1e-4)
+    assert metrics["variance_proxy/expected_w"] == pytest.approx((rho**2 * energy).sum(-1).mean().item(), rel=1e-4)
+
+
+def test_names_of_metrics_are_true_to_verl_s_aggregators(trainer, transfer_queue):
+    """They take max, min and sum from the name, and average the others."""
+    from verl.experimental.fully_async_policy.detach_utils import MetricsAggregator as FullyAsync
+    from verl.trainer.ppo.v1.utils import MetricsAggregator as V1
+
+    v1, metrics = trainer(), {}
+    v1._compute_advantage(v1._compute_old_log_prob(put_batch(transfer_queue).meta, metrics={}), metrics)
+    ours = [name for name in metrics if name.startswith("otb/")]
+    assert len(ours) > 8
+    for name in ours:
+        for aggregator in (V1(), FullyAsync()):
+            kind = aggregator._get_aggregation_type(name)
+            assert kind == "max" if name.endswith("/max") else kind in ("avg", "weighted_avg"), name

@@ -19,6 +19,11 @@ def _save(update: str, fields: dict, **more: list) -> Path:
     return directory
 
 
+def _save_policy(trainer, directory: Path) -> None:
+    if os.environ.get("OTB_PROBE_POLICY") == "1":
+        trainer.actor_rollout_wg.save_checkpoint(str(directory), None, trainer.global_steps)
+
+
 def _watch_v1(trainer_base) -> None:
     import transfer_queue as tq
 
@@ -28,8 +33,7 @@ def _watch_v1(trainer_base) -> None:
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
         update = f"{self.global_steps}_{self.local_trigger_step}"  # separate_async updates several times a step
         directory = _save(update, fields, key=batch.keys)
-        if os.environ.get("OTB_PROBE_POLICY") == "1":
-            self.actor_rollout_wg.save_checkpoint(str(directory / f"policy_{update}"), None, self.global_steps)
+        _save_policy(self, directory / f"policy_{update}")
         return update_actor(self, batch, metrics)
 
     trainer_base.PPOTrainer._update_actor = probe
@@ -39,7 +43,9 @@ def _watch_deprecated(ray_trainer) -> None:
     update_actor = ray_trainer.RayPPOTrainer._update_actor
 
     def probe(self, batch):
-        _save(f"{self.global_steps}_0", dict(batch.batch.items()) | batch.non_tensor_batch)
+        update = f"{self.global_steps}_0"
+        directory = _save(update, dict(batch.batch.items()) | batch.non_tensor_batch)
+        _save_policy(self, directory / f"policy_{update}")
         return update_actor(self, batch)
 
     ray_trainer.RayPPOTrainer._update_actor = probe

@@ -1,7 +1,8 @@
-"""A reward for each data source of a batch: one pays in shares of 1, the other in tens."""
+"""A reward for each data source of a batch: one pays 1, the other 10."""
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> float:
-    """Share of ASCII characters in the answer, times 10 in the source `tens`."""
+    """Whether half of the characters are ASCII: of a random model's answers about half, so groups without a difference
+    are not rare."""
     share = sum(character.isascii() for character in solution_str) / max(len(solution_str), 1)
-    return share * {"ones": 1, "tens": 10}[data_source]
+    return {"ones": 1.0, "tens": 10.0}[data_source] * (share >= 0.5)

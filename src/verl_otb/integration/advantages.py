@@ -12,7 +12,7 @@ import torch
 
 from verl_otb.core import Diagnostics
 from verl_otb.errors import ConfigError, InputError
-from verl_otb.integration.config import SUM_PI_SQUARED, bypass
+from verl_otb.integration.config import ESTIMATORS, SUM_PI_SQUARED, bypass, name_of
 from verl_otb.integration.estimators import watched_by
 from verl_otb.kernels import chosen
 
@@ -78,15 +78,15 @@ def otb_metrics(diagnostics: Diagnostics, estimator: Any) -> dict[str, float]:
     other is averaged. The names here are true to that.
     """
     figures = diagnostics.figures()
-    if figures and figures["single_row_fraction"] > _MANY_SINGLE_ROWS and "tir" not in str(estimator):
-        _recommend_tir(str(getattr(estimator, "value", estimator)))
+    if figures and figures["single_row_fraction"] > _MANY_SINGLE_ROWS and name_of(estimator) == ESTIMATORS[0]:
+        _recommend_tir(name_of(estimator))
     return {f"otb/{name}": value for name, value in figures.items()}
 
 
 def say_active(config: Any) -> None:
     """One line on the first step of a run, from its whole configuration."""
-    estimator, device = config.algorithm.adv_estimator, config.trainer.get("device", "cuda")
-    _say_active(str(getattr(estimator, "value", estimator)), device, bypass(config.algorithm))
+    algorithm, device = config.algorithm, config.trainer.get("device", "cuda")
+    _say_active(name_of(algorithm.adv_estimator), device, bypass(algorithm))
 
 
 @functools.cache

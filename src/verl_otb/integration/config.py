@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from verl_otb.errors import ConfigError
 from verl_otb.integration.heads import check_fused
@@ -47,8 +47,12 @@ _VALUES: dict[str, tuple[Any, ...]] = {"handle_zero_tail": (True, False), "bypas
 
 def is_otb(algorithm: Any) -> bool:
     """Whether the `algorithm` section of a run chooses one of our estimators."""
-    name = algorithm.get("adv_estimator", None)
-    return getattr(name, "value", name) in ESTIMATORS
+    return name_of(algorithm.get("adv_estimator", None)) in ESTIMATORS
+
+
+def name_of(estimator: Any) -> Any:
+    """An estimator's name: verl hands it on as a string or as a member of its enum."""
+    return getattr(estimator, "value", estimator)
 
 
 def options(algorithm: Mapping[str, Any] | None) -> Options:
@@ -118,24 +122,26 @@ def check(config: Any) -> None:
             "algorithm.rollout_correction.bypass_mode=True costs OTB a forward pass of the actor a step, and "
             "algorithm.otb.bypass=refuse forbids it. Set bypass_mode=False, or remove algorithm.otb.bypass"
         )
-    _warn_of_what_has_no_effect(config)
 
 
-def _warn_of_what_has_no_effect(config: Any) -> None:
+def without_effect(config: Any) -> list[str]:
+    """What a run that `check` passes is configured with to no effect, a sentence or two each."""
     algorithm, distillation = config.algorithm, config.get("distillation", None)
+    found = []
     if algorithm.get("gamma", 1.0) != 1.0:
-        logger.warning("algorithm.gamma=%s is not used: OTB's returns are not discounted.", algorithm.gamma)
+        found.append(f"algorithm.gamma={algorithm.gamma} is not used: OTB's returns are not discounted.")
     if distillation and distillation.enabled and not distillation.distillation_loss.use_task_rewards:
-        logger.warning(
-            "distillation.distillation_loss.use_task_rewards=False: the loss has no task rewards in it, so %s has no "
-            "effect on the training. Its old-log-prob pass and its metrics are made all the same.",
-            algorithm.adv_estimator,
+        found.append(
+            "distillation.distillation_loss.use_task_rewards=False: the loss has no task rewards in it, so "
+            f"{algorithm.adv_estimator} has no effect on the training. Its old-log-prob pass and its metrics are made "
+            "all the same."
         )
     if config.actor_rollout_ref.rollout.n == 1:
-        logger.warning(
+        found.append(
             "actor_rollout_ref.rollout.n=1: a prompt group of one row has no baseline, so every advantage is the "
             "plain return. Set actor_rollout_ref.rollout.n to 4 or more."
         )
+    return found
 
 
 def _unsupported(setting: str, instead: str, config: Any) -> ConfigError:
@@ -157,7 +163,8 @@ def send_along(config: Any) -> None:
     named = model.get("external_lib", None) or []
     named = [named] if isinstance(named, str) else list(named)
     if PLUGIN not in named:
-        model.external_lib = [*named, PLUGIN]
+        with open_dict(model):  # a configuration of one's own may lack the key
+            model.external_lib = [*named, PLUGIN]
 
 
 def before_validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -172,4 +179,6 @@ def before_workers(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     check(self.config)
     if is_otb(self.config.algorithm):
         check_fused(self.config.actor_rollout_ref)
+        for words in without_effect(self.config):  # here alone, so that it is said once
+            logger.warning(words)
     return original(self, *args, **kwargs)

@@ -164,6 +164,15 @@ HOOKS: tuple[Hook, ...] = (
         remove_when="never; verl has no such metrics",
     ),
     Hook(
+        id="ray_trainer.variance_proxy",
+        module=RAY_TRAINER,
+        qualname="compute_variance_proxy_metrics",
+        expects=("batch",),
+        handler=f"{HERE}.ray_trainer:variance_proxy",
+        why="verl's own energies, too, need the actor's log-probs in bypass mode",
+        remove_when="ray_trainer.bypass can go",
+    ),
+    Hook(
         id="separation.log_prob",
         module=SEPARATION,
         qualname="SeparateRayPPOTrainer._fit_compute_log_prob",
@@ -198,6 +207,15 @@ HOOKS: tuple[Hook, ...] = (
         handler=f"{HERE}.ray_trainer:data_metrics",
         why="its own copy of the function that ray_trainer.metrics is on",
         remove_when="never; verl has no such metrics",
+    ),
+    Hook(
+        id="separation.variance_proxy",
+        module=SEPARATION,
+        qualname="compute_variance_proxy_metrics",
+        expects=("batch",),
+        handler=f"{HERE}.ray_trainer:variance_proxy",
+        why="its own copy of the function that ray_trainer.variance_proxy is on",
+        remove_when="ray_trainer.bypass can go",
     ),
     Hook(
         id="engine.forward_step",

@@ -28,7 +28,7 @@ from verl_otb.integration.hooks import HOOKS
 logger = logging.getLogger("verl_otb")
 
 # hook id -> "waiting" (its module is not imported yet), "in", "out" (uninstalled), or the reason it does not fit.
-# With _watched and _wrappers the one piece of module state in this package.
+# With _watched and _wrappers what a process remembers of the hooks.
 _status: dict[str, str | VerlOtbError] = {}
 _watched: set[str] = set()
 _wrappers: dict[str, Callable[..., Any]] = {}  # hook id -> the function of ours that verl calls

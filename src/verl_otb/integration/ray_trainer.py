@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
+from verl import DataProto
 from verl.utils import tensordict_utils as tu
 
 from verl_otb.integration.advantages import (
@@ -40,7 +41,12 @@ class _Asked:
 
     def compute_log_prob(self, batch: Any) -> Any:
         tu.assign_non_tensor(batch, **{ASK: True, "calculate_sum_pi_squared": False})
-        output = self._workers.compute_log_prob(batch)
+        try:
+            output = self._workers.compute_log_prob(batch)
+        except AssertionError as error:
+            if "same set of nested tensors" not in str(error):  # of one worker with Σπ² and one without
+                raise
+            raise no_sum_pi_squared() from error
         if FIELD not in output.keys():  # noqa: SIM118  (a TensorDict iterates over rows)
             raise no_sum_pi_squared()
         return output
@@ -73,7 +79,10 @@ def bypass_mode(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(batch, *args, **kwargs)
     trainer = _trainer.get()
     if trainer is not None and is_otb(trainer.config.algorithm):
-        actor, _ = trainer._compute_old_log_prob(batch)
+        from verl.trainer.ppo.ray_trainer import RayPPOTrainer  # which may be importing this very module
+
+        # Not fully_async's own, which would bring the weights of the last sync back and forth for it.
+        actor, _ = RayPPOTrainer._compute_old_log_prob(trainer, batch)
         batch.batch[FIELD] = actor.batch[FIELD]
         batch.batch[ENERGY_LOG_PROBS] = actor.batch["old_log_probs"]
     return result
@@ -97,7 +106,13 @@ def data_metrics(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     metrics = original(batch, *args, **kwargs)
     metrics.update(_metrics.get() or {})
     _metrics.set(None)
-    # All that verl does with the batch from here on is its variance_proxy, whose energies need π and Σπ² of one policy.
-    if ENERGY_LOG_PROBS in batch.batch:
-        batch.batch["old_log_probs"] = batch.batch[ENERGY_LOG_PROBS]
     return metrics
+
+
+def variance_proxy(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hooks `ray_trainer.variance_proxy` and `separation.variance_proxy`: energies need π and Σπ² of one policy."""
+    if ENERGY_LOG_PROBS in batch.batch:
+        fields = batch.batch.clone(recurse=False)
+        fields["old_log_probs"] = fields[ENERGY_LOG_PROBS]
+        batch = DataProto(batch=fields)
+    return original(batch, *args, **kwargs)

@@ -180,7 +180,7 @@ def step_metrics(original: Any, self: Any, batch: Any, metrics: dict[str, Any], 
     if correction.get("rollout_is", None) and not bypassed:
         names.append("rollout_is_weights")
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names).to_padded_tensor()
+    data = _get(keys, batch.partition_id, names).to_padded_tensor()
     data["old_log_probs"] = data.pop(log_probs)
     metrics.update(compute_variance_proxy_metrics(DataProto(batch=data), metrics.get("actor/grad_norm")))
     return result
