@@ -90,7 +90,7 @@ def assert_trained_on_the_estimator_s(fields: dict[str, Any], align: str = "posi
     mask, scores = padded(fields["response_mask"]), padded(fields["rm_scores"])
     advantages, returns = optimal_token_advantages(
         # The score of a token that is not trained on rewards the tokens before it, a penalty there nobody.
-        torch.where(mask != 0, padded(fields["token_level_rewards"]), scores),
+        torch.where(mask != 0, padded(fields.get("token_level_rewards", fields["rm_scores"])), scores),
         mask,
         energy_log_probs(fields),
         padded(fields["sum_pi_squared"]),
