@@ -94,13 +94,6 @@ def trained(request, tiny_task, tmp_path_factory):
     return request.param, run
 
 
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_advantages_trained_on_are_the_estimator_s(trained, step):
-    name, run = trained
-    align = "token" if name == "deprecated" else "position"
-    assert_trained_on_the_estimator_s(probe(run.directory, step), align)
-
-
 def generated(fields):
     """(rows, tokens), whether the rollout made the token: rejection changes the response mask."""
     if "attention_mask" in fields:
@@ -109,12 +102,13 @@ def generated(fields):
     return padded([torch.ones(len(row)) for row in fields["responses"]]) != 0
 
 
-def test_rejection_and_weights_are_in_it(trained):
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_advantages_trained_on_are_the_estimator_s(trained, step):
     name, run = trained
-    if name != "deprecated":
-        pytest.skip("in one run")
-    for step in range(1, STEPS + 1):
-        fields = probe(run.directory, step)
+    align = "token" if name == "deprecated" else "position"
+    fields = probe(run.directory, step)
+    assert_trained_on_the_estimator_s(fields, align)
+    if name == "deprecated":  # rejection and weights are in it
         mask = padded(fields["response_mask"]) != 0
         assert (generated(fields) & ~mask).any()
         assert padded(fields["rollout_is_weights"])[mask].max() < 0.5
