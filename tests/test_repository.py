@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from built_wheel import UV
 
 from verl_otb.integration.hooks import as_markdown
 
@@ -28,8 +29,7 @@ def test_no_source_file_is_long(file):
 
 def test_lock_names_no_host_and_fits_pyproject():
     assert "://" not in (ROOT / "uv.lock").read_text()
-    uv = ROOT / ".uv" / "bin" / "uv"
-    command = str(uv) if uv.exists() else "uv"
+    command = str(UV)
     # What is locked is compared with what pyproject.toml asks for; nothing is fetched for what has not changed.
     done = subprocess.run([command, "lock", "--check"], cwd=ROOT, capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr

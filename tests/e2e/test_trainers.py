@@ -89,7 +89,6 @@ def trained(request, tiny_task, tmp_path_factory):
         directory=directory,
         env={**probed(directory), **SAVE_POLICY[1]},
         main=main,
-        timeout=400,
     )
     return request.param, run
 

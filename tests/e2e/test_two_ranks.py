@@ -44,7 +44,6 @@ def two_ranks(tiny_task, tmp_path_factory):
         task=tiny_task,
         directory=directory,
         env={**probed(directory), **environment},
-        timeout=450,
     )
 
 

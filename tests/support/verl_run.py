@@ -87,10 +87,11 @@ def run_verl(
     task: TinyTask,
     directory: Path,
     env: Mapping[str, str] | None = None,
-    timeout: float = 300,
+    timeout: float = 450,
     log_path: Path | None = None,
     expect_success: bool = True,
     main: str = "verl.trainer.main_ppo",
+    python: str | Path = sys.executable,
     ray_address: str | None = None,
 ) -> VerlRun:
     """Train on `task` with configs/otb_tiny_cpu.yaml, FAST and `overrides`; returns when every process has ended.
@@ -104,6 +105,7 @@ def run_verl(
         log_path: where stdout and stderr go; `directory`/run.log by default.
         expect_success: fail with the end of the log unless the run exits 0.
         main: the module to run; another than verl.trainer.main_ppo needs OTHER_MAIN among its overrides.
+        python: the interpreter that it, and so every process of the run, has.
         ray_address: a Ray cluster that is there already. Its nodes have not this process's environment: ENVIRONMENT
             and `env` go to them as the job's runtime environment, as a user would send them.
 
@@ -120,7 +122,7 @@ def run_verl(
         str(REPOSITORY / "examples" / "supervise.py"),
         f"--timeout={timeout}",
         "--",
-        *(sys.executable, "-m", main),
+        *(str(python), "-m", main),
         *("--config-dir", str(REPOSITORY / "configs"), "--config-name", "otb_tiny_cpu"),
         *task.overrides(),
         *FAST,
