@@ -1,0 +1,1 @@
+"""Hydra groups: 'hydra.searchpath=[pkg://verl_otb.configs]', and then +otb=default, +otb=tir or +otb=fused."""
