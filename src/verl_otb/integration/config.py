@@ -95,6 +95,12 @@ def check(config: Any) -> None:
         ConfigError: names what was found and the override to change.
         UnsupportedVerl, HookTargetChanged: this verl is not one that the hooks fit.
     """
+    # Where Hydra knows no group `otb`, +otb=default sets a key of that name, and another estimator would train.
+    if isinstance(group := config.get("otb", None), str):
+        raise ConfigError(
+            f"+otb={group} chose no group but set a key: Hydra does not look for groups in verl_otb.configs. Add the "
+            "override 'hydra.searchpath=[pkg://verl_otb.configs]'"
+        )
     algorithm = config.algorithm
     if not is_otb(algorithm):
         return
