@@ -35,7 +35,7 @@ check_model() {
 
 check_data() { # FILE...
     local file command="$PYTHON $REPOSITORY/examples/data/prepare_gsm8k_math.py --data-dir '$DATA_DIR'"
-    [[ $VERL_USE_UV == 0 || -x $PYTHON ]] || command="bash $REPOSITORY/examples/make_gpu_env.sh && $command"
+    [[ $VERL_USE_UV == 0 || -x $PYTHON ]] || command="bash $REPOSITORY/examples/make_gpu_env.sh $GPU_ENV && $command"
     for file in "$@"; do
         [[ -f $file ]] || refuse "data is missing" "no file $file" \
             "train.parquet and test.parquet in gsm8k/ and math/ of DATA_DIR=$DATA_DIR" "Make all four: $command"

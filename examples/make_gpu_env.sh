@@ -17,7 +17,7 @@ fail() { echo "make_gpu_env.sh: $*" >&2; exit 2; }
 [[ -e $READY && ! $REPOSITORY/uv.lock -nt $READY ]] && exit 0
 [[ -x $UV ]] || fail "uv is neither on the PATH nor in .uv/ of this clone. Install it: python3 -m pip install uv"
 
-echo "==> the GPU environment in $DIRECTORY: torch with CUDA, verl and vLLM, about 15 GB" >&2
+echo "==> the GPU environment in $DIRECTORY: torch with CUDA, verl and vLLM, 4 GB to fetch" >&2
 "$UV" venv --quiet --clear --python 3.11 "$DIRECTORY"
 "$UV" export --quiet --frozen --no-emit-project --project "$REPOSITORY" --group gpu -o "$DIRECTORY/requirements.txt"
 install=("$UV" pip install --python "$DIRECTORY/bin/python" --no-deps)

@@ -144,7 +144,7 @@ def to_verl(source: Source, split: str, rows: pandas.DataFrame) -> pandas.DataFr
     made = []
     for index, (question, answer) in enumerate(tqdm(pairs, f"{source.name}/{split}", total=len(rows), unit=" rows")):
         try:
-            truth = source.ground_truth(answer)
+            truth = source.ground_truth(str(answer))
         except DataError as error:
             raise DataError(f"row {index}: {error}") from None
         made.append(
@@ -182,7 +182,7 @@ def prepare(data_dir: Path, local_dir: Path | None) -> None:
             try:
                 rows = read_hub(source, split) if local_dir is None else read_local(source, split, local_dir)
                 tables[data_dir / source.name / f"{split}.parquet"] = to_verl(source, split, rows)
-            except DataError as error:
+            except (DataError, ValueError, OSError) as error:  # the last two: a file that cannot be read as what it is
                 raise DataError(f"{source.name}/{split}: {error}") from error
     for path, table in tables.items():
         write(table, path)
