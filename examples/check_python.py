@@ -11,8 +11,10 @@ from importlib import metadata, util
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-INSTALL = f"Install it: {sys.executable} -m pip install {REPOSITORY}"
-ENVIRONMENT = f"Install it into {sys.executable}, or take the locked environment: VERL_USE_UV=1"
+# Environments that uv made have no pip.
+PIP = f"{sys.executable} -m pip install" if util.find_spec("pip") else f"uv pip install --python {sys.executable}"
+INSTALL = f"Install it: {PIP} {REPOSITORY}"
+ENVIRONMENT = f"Install one, {PIP} ..., or take the locked environment: VERL_USE_UV=1"
 
 
 def installed(package: str) -> str:

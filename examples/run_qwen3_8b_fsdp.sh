@@ -35,6 +35,11 @@ VERL_USE_UV=${VERL_USE_UV:-1}                                         # 0: the a
 REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 GPU_ENV=${GPU_ENV:-$REPOSITORY/.venv-gpu}                             # where VERL_USE_UV=1 makes its environment, once
 
+# Ray's workers need not have this working directory.
+DATA_DIR=$(realpath -ms "$DATA_DIR")
+GPU_ENV=$(realpath -ms "$GPU_ENV")
+if [[ -d $MODEL_PATH ]]; then MODEL_PATH=$(realpath -ms "$MODEL_PATH"); fi
+
 # shellcheck source=examples/checks.sh
 source "$REPOSITORY/examples/checks.sh"
 check_values '[1-9][0-9]*' 'a positive whole number' NNODES NGPUS_PER_NODE TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE \

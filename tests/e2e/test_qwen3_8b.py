@@ -96,6 +96,7 @@ def test_two_steps(tiny_task, tmp_path, gpu_env):
     text = log.read_text(errors="replace")
     assert run.returncode == 0, "\n".join(text.splitlines()[-60:])
     assert text.count(ACTIVE) == 1
+    assert f"'py_executable': '{gpu_env}/bin/python'" in text  # for workers on other nodes
     lines = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "otb/baseline/mean" in line]
     assert len(steps) == 2

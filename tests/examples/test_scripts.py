@@ -136,7 +136,7 @@ def test_data_with_the_environment_still_to_make(run, tmp_path):
     """Nothing is made before the checks; the command for the data makes the environment first."""
     (tmp_path / "data" / "math" / "test.parquet").unlink()
     env = tmp_path / "env"
-    done = run(VERL_USE_UV="1", GPU_ENV=str(env))
+    done = run(VERL_USE_UV="1", GPU_ENV=os.path.relpath(env))
     refused(done, f"bash {EXAMPLES}/make_gpu_env.sh {env} && {env}/bin/python {EXAMPLES}/data/prepare_gsm8k_math.py")
     assert not env.exists()
 
@@ -190,14 +190,14 @@ def test_verl_out_of_range(run, distribution):
 
 def test_another_plugin(run, distribution):
     done = run(PYTHONPATH=distribution("verl-otb", "9.0"))
-    refused(done, "the plugin is not this clone's", "found     verl-otb 9.0", f"-m pip install {REPOSITORY}")
+    refused(done, "the plugin is not this clone's", "found     verl-otb 9.0", "Install it: ", f" {REPOSITORY}\n")
 
 
 def test_plugin_that_verl_does_not_see(run, distribution):
     from verl_otb import __version__
 
     done = run(PYTHONPATH=distribution("verl-otb", __version__))
-    refused(done, "verl does not see the plugin", "entry points of verl.plugins: ", f"-m pip install {REPOSITORY}")
+    refused(done, "verl does not see the plugin", "entry points of verl.plugins: ", "Install it: ", f" {REPOSITORY}\n")
 
 
 def test_bare_python(run, tmp_path):
