@@ -87,7 +87,7 @@ def job(command: list[str | Path], data: Path, **env: str) -> dict:
         env={**os.environ, **variables, "PWD": str(REPOSITORY), **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
