@@ -29,7 +29,10 @@ awk '/^[a-z0-9]/ {keep = !/^flash-attn==/} keep' "$DIRECTORY/requirements.txt" >
 "${install[@]}" --compile-bytecode --require-hashes -r "$DIRECTORY/without-flash-attn.txt"
 "${install[@]}" --editable "$REPOSITORY"
 "${install[@]}" wheel
-"${install[@]}" "${locked[@]}" || fail "flash-attn cannot be built. It needs nvcc of torch's CUDA version (CUDA_HOME) and
-  a C++ compiler, or a wheel of it: install one with $DIRECTORY/bin/python, then \`touch $READY\`.
+if ! "${install[@]}" "${locked[@]}"; then
+    cuda=$("$DIRECTORY/bin/python" -c 'import torch; print(torch.version.cuda)' 2> /dev/null || echo of torch)
+    fail "flash-attn cannot be built; the rest is there. It needs the CUDA toolkit $cuda (CUDA_HOME: nvcc and headers) and
+  a C++ compiler. Or install a wheel of it with $DIRECTORY/bin/python, then: touch $READY
   Or use an environment of your own that has verl, vLLM and flash-attn: VERL_USE_UV=0 PYTHON=..."
+fi
 touch "$READY"
