@@ -13,6 +13,7 @@ import torch
 from verl_otb.core import Diagnostics
 from verl_otb.errors import ConfigError, InputError
 from verl_otb.integration.config import ESTIMATORS, SUM_PI_SQUARED, bypass, name_of
+from verl_otb.integration.dump import telling
 from verl_otb.integration.estimators import watched_by
 from verl_otb.kernels import chosen
 
@@ -36,7 +37,7 @@ def otb_inputs(fields: Any) -> Iterator[Diagnostics]:
         fields["old_log_probs"] = fields[ENERGY_LOG_PROBS]
     diagnostics = Diagnostics()
     try:
-        with watched_by(diagnostics):
+        with watched_by(diagnostics), telling(responses=fields.get("responses", None)):
             yield diagnostics
     finally:
         for name, values in verl_s_own.items():  # verl stores and logs these
@@ -45,9 +46,10 @@ def otb_inputs(fields: Any) -> Iterator[Diagnostics]:
 
 @contextmanager
 def named_step(trainer: Any) -> Iterator[None]:
-    """Errors in a batch's values say in which step of the trainer they came up."""
+    """Errors in a batch's values say in which step of the trainer they came up, and dumps are named by it."""
     try:
-        yield
+        with telling(step=getattr(trainer, "global_steps", None)):
+            yield
     except InputError as error:
         where = f"step {getattr(trainer, 'global_steps', '?')}: {error}"
         raise InputError(where, error.field, error.row, error.column, error.uid) from error

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, open_dict
 
 from verl_otb.errors import ConfigError
+from verl_otb.integration.dump import check_writable
 from verl_otb.integration.heads import check_fused
 from verl_otb.integration.patching import require_hooks
 
@@ -36,10 +37,13 @@ class Options:
             False the row is its own baseline (advantage 0).
         bypass: what `rollout_correction.bypass_mode` does to OTB. "forward": one forward pass of the actor a step
             gives π and Σπ² for the energies. "refuse": the run ends at its start.
+        dump_dir: a directory for what `verl-otb report` draws, a few prompt groups of each step (`dump.py`). A relative
+            one starts from the trainer's working directory. None: nothing is written.
     """
 
     handle_zero_tail: bool = True
     bypass: Literal["forward", "refuse"] = "forward"
+    dump_dir: str | None = None
 
 
 _VALUES: dict[str, tuple[Any, ...]] = {"handle_zero_tail": (True, False), "bypass": ("forward", "refuse")}
@@ -73,7 +77,10 @@ def options(algorithm: Mapping[str, Any] | None) -> Options:
             f"Correct or remove the override +algorithm.otb.{unknown[0]}=…"
         )
     for name, value in section.items():
-        if not any(type(value) is type(allowed) and value == allowed for allowed in _VALUES[name]):
+        if name == "dump_dir":
+            if value is not None and not (isinstance(value, str) and value.strip()):
+                raise ConfigError(f"algorithm.otb.dump_dir is to be the path of a directory, found {value!r}.")
+        elif not any(type(value) is type(allowed) and value == allowed for allowed in _VALUES[name]):
             choice = " or ".join(str(allowed).lower() for allowed in _VALUES[name])
             raise ConfigError(f"algorithm.otb.{name} is to be {choice}, found {value!r}.")
     return Options(**section)
@@ -185,6 +192,9 @@ def before_workers(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     check(self.config)
     if is_otb(self.config.algorithm):
         check_fused(self.config.actor_rollout_ref)
+        dump_dir = options(self.config.algorithm).dump_dir
+        if dump_dir is not None:  # not in `check`: the driver may run on another node than the trainer
+            check_writable(dump_dir)
         for words in without_effect(self.config):  # here alone, so that it is said once
             logger.warning(words)
     return original(self, *args, **kwargs)

@@ -15,6 +15,7 @@ import torch
 
 from verl_otb.core import Diagnostics, optimal_token_advantages
 from verl_otb.integration.config import options
+from verl_otb.integration.dump import record
 from verl_otb.integration.patching import require_hooks
 
 Estimate: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -70,17 +71,19 @@ def _estimate(
         HookTargetChanged: if the plugin does not fit this verl.
     """
     require_hooks()
-    return optimal_token_advantages(
-        token_level_rewards,
-        response_mask,
-        old_log_probs,
-        sum_pi_squared,
-        index,
-        rollout_is_weights=rollout_is_weights,
-        align=align,
-        handle_zero_tail=options(config).handle_zero_tail,
-        diagnostics=_watching.get(),
-    )
+    chosen = options(config)
+    inputs = {
+        "token_level_rewards": token_level_rewards,
+        "response_mask": response_mask,
+        "old_log_probs": old_log_probs,
+        "sum_pi_squared": sum_pi_squared,
+        "rollout_is_weights": rollout_is_weights,
+    }
+    how: Any = {"align": align, "handle_zero_tail": chosen.handle_zero_tail}
+    estimate = optimal_token_advantages(**inputs, index=index, **how, diagnostics=_watching.get())
+    if chosen.dump_dir is not None:
+        record(chosen.dump_dir, inputs, index, **how)
+    return estimate
 
 
 def optimal_token_baseline(*args: Any, **kwargs: Any) -> Estimate:

@@ -27,7 +27,8 @@ from verl_otb.integration.advantages import (
     otb_metrics,
     say_active,
 )
-from verl_otb.integration.config import bypass, is_otb
+from verl_otb.integration.config import bypass, is_otb, options
+from verl_otb.integration.dump import telling
 from verl_otb.integration.engine import ASK, FIELD
 from verl_otb.integration.sessions import Sessions
 
@@ -41,6 +42,7 @@ class _Step:
 
     partition_id: str
     bypass: bool
+    dump: bool
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -95,7 +97,7 @@ def advantage_step(original: Any, self: Any, batch: Any, metrics: dict[str, Any]
     if not is_otb(self.config.algorithm):
         return original(self, batch, metrics, *args, **kwargs)
     say_active(self.config)
-    step = _Step(batch.partition_id, bypass(self.config.algorithm))
+    step = _Step(batch.partition_id, bypass(self.config.algorithm), options(self.config.algorithm).dump_dir is not None)
     token = _step.set(step)
     try:
         with named_step(self):
@@ -118,7 +120,7 @@ def advantage_inputs(
             "verl computes advantages outside of PPOTrainer._compute_advantage, where verl-otb does not know the "
             "batch's TransferQueue partition. This verl is not one that verl-otb knows; choose another estimator."
         )
-    names = [FIELD, ENERGY_LOG_PROBS] if step.bypass else [FIELD]
+    names = [FIELD, *([ENERGY_LOG_PROBS] if step.bypass else []), *(["responses"] if step.dump else [])]
     brought = _get(batch_keys, step.partition_id, names)
     shape = data.batch["response_mask"].shape
     lengths = brought[FIELD].offsets().diff()
@@ -128,13 +130,14 @@ def advantage_inputs(
             "overwritten it after the old-log-prob pass. Choose another estimator until you know what."
         )
     for name in names:
-        data.batch[name] = torch.nested.to_padded_tensor(brought[name], 0.0, shape)
+        data.batch[name] = torch.nested.to_padded_tensor(brought[name], 0, shape)
     sessions = Sessions.of(batch_keys, lengths, shape[1])
     with otb_inputs(data.batch) as diagnostics:
         if sessions is None:
             data = original(data, batch_keys, adv_estimator, *args, **kwargs)
         else:
-            with _rows_of(sessions, batch_keys):
+            responses = sessions.join(data.batch["responses"]) if step.dump else None
+            with _rows_of(sessions, batch_keys), telling(responses=responses):
                 joined = original(_joined(data, sessions), sessions.keys, adv_estimator, *args, **kwargs)
             for name in ("advantages", "returns"):
                 data.batch[name] = sessions.split(joined.batch[name])
