@@ -36,7 +36,12 @@ def test_without_sum_pi_squared(name):
         ("actor_rollout_ref.actor.strategy=automodel", "strategy=automodel cannot emit Σπ²"),
         ("actor_rollout_ref.actor.strategy=mine", "strategy=mine does not work"),
         ("+algorithm.otb.bypass=never", "algorithm.otb.bypass is to be forward or refuse, found 'never'"),
-        ("+algorithm.otb.handle_zero_tial=True", r"no key 'handle_zero_tial'; it knows bypass, handle_zero_tail"),
+        (
+            "+algorithm.otb.handle_zero_tial=True",
+            "it knows bypass, dump_dir, handle_zero_tail",
+        ),
+        ("+algorithm.otb.dump_dir=3", "algorithm.otb.dump_dir is to be the path of a directory, found 3"),
+        ("+algorithm.otb.dump_dir=''", "algorithm.otb.dump_dir is to be the path of a directory, found ''"),
         ("+algorithm.otb.handle_zero_tail=maybe", "is to be true or false, found 'maybe'"),
         ("+algorithm.otb=yes", "algorithm.otb is to be a section"),
         ("+algorithm.otb=false", "algorithm.otb is to be a section of keys, found False"),
@@ -171,6 +176,7 @@ def test_options():
     assert options(None).handle_zero_tail
     assert options({"otb": None}).handle_zero_tail
     assert not options(verl_config("+algorithm.otb.handle_zero_tail=false").algorithm).handle_zero_tail
+    assert options(verl_config("+algorithm.otb.dump_dir=null").algorithm).dump_dir is None
 
 
 def test_verl_calls_the_check():

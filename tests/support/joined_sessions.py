@@ -1,10 +1,48 @@
-"""Sessions of several outputs, joined by hand and put through the definition."""
+"""Sessions of several outputs: a batch of them, and how they are joined by hand and put through the definition."""
 
 from collections import defaultdict
 from typing import Any
 
 import torch
 from definition import define
+from real_trainer import Batch, put_batch
+from real_worker import jagged
+from tensordict import TensorDict
+
+# (uid, session, index), prompt and response length, score; in no order, as TransferQueue may give them.
+OUTPUTS = [
+    (("a", 0, 1), 3, 4, 1.0),
+    (("a", 1, 0), 4, 6, 0.0),
+    (("b", 0, 0), 5, 3, 0.5),
+    (("a", 0, 0), 2, 5, 1.0),
+    (("b", 1, 2), 4, 2, 1.0),
+    (("b", 1, 0), 3, 3, 1.0),
+    (("a", 0, 2), 6, 1, 1.0),
+    (("b", 1, 1), 2, 4, 1.0),
+]
+
+
+def put_sessions(queue: Any) -> Batch:
+    """Each output of a session carries the session's score, as verl's agent loop copies it."""
+    batch = put_batch(
+        queue,
+        rows=[(uid, prompt, response) for (uid, _, _), prompt, response, _ in OUTPUTS],
+        keys=[f"{uid}-sessions_{session}_{index}" for (uid, session, index), *_ in OUTPUTS],
+    )
+    scores = []
+    for _, _, length, score in OUTPUTS:
+        row = torch.zeros(length)
+        row[-1] = score
+        scores.append(row)
+    mask = [torch.ones(length, dtype=torch.int64) for _, _, length, _ in OUTPUTS]
+    mask[3][2] = 0  # a hole in the middle, and a row that ends in tool output: its length still counts
+    mask[5][-1] = 0
+    queue.kv_batch_put(
+        keys=batch.keys,
+        partition_id="train",
+        fields=TensorDict({"rm_scores": jagged(scores), "response_mask": jagged(mask)}, batch_size=len(mask)),
+    )
+    return batch
 
 
 def of_the_definition(
