@@ -1,0 +1,5 @@
+import sys
+
+from verl_otb.report import main
+
+sys.exit(main())
