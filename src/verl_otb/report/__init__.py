@@ -120,9 +120,10 @@ def _runs(args: argparse.Namespace, missing: list[str]) -> list[Metrics]:
             )
             continue
         runs.append(metrics)
-        for what, keys, why in (("reward", REWARD, ""), ("gradient power", (POWER,), ", which runs with OTB log")):
-            if not len(metrics.series(*keys)[0]):
-                missing.append(f"{what} of {name}: its metrics have no {' or '.join(keys)}{why}.")
+    for what, keys, why in (("reward", REWARD, ""), ("gradient power", (POWER,), ", which runs with OTB log")):
+        without = [metrics.name for metrics in runs if not len(metrics.series(*keys)[0])]
+        if without:
+            missing.append(f"{what} of {', '.join(without)}: no {' or '.join(keys)} among the metrics{why}.")
     return runs
 
 

@@ -74,7 +74,7 @@ class Group:
         """`values` in the columns in which rows are compared: as they are, or the k-th trained token in column k."""
         if self.align == "position":
             return np.ma.masked_array(values, ~self.mask)
-        columns = np.ma.masked_all(values.shape, values.dtype)
+        columns = np.ma.masked_array(np.zeros_like(values), True)
         for row, live in enumerate(self.mask):
             columns[row, : live.sum()] = values[row, live]
         return columns

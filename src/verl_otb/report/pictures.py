@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from verl_otb.report.data import POWER, REWARD, Group, Metrics
 
-_LINES = ("#1f5fa8", "#d9730d", "#2f8f4e", "#8a4fb0", "#b8342b", "#6b6b6b")
+_LINES = ("#1f5fa8", "#d9730d", "#2f8f4e", "#8a4fb0", "#b8342b", "#6b6b6b", "#c9a400", "#1fa0a8")
 _GREY = "#c9c9c9"  # tokens that are not trained on
 _SMOOTH_FROM = 20  # steps
 _MANY_ROWS = 24
@@ -131,7 +131,12 @@ def _draw_steps(
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="best")
+    _legend(figure, max(1, 66 // (max(len(run.name) for run in runs) + (20 if dashed else 8))))
+
+
+def _legend(figure: Any, columns: int) -> None:
+    """Below the axes, where it hides nothing."""
+    figure.legend(fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
@@ -155,7 +160,7 @@ def _draw_advantages(figure: Any, group: Group) -> None:
         cmap=colors,
         norm=TwoSlopeNorm(0.0, -most, most),
         aspect="auto",
-        interpolation="nearest" if tokens < 800 else "antialiased",
+        interpolation="nearest",
         extent=(0.5, tokens + 0.5, len(group.score) - 0.5, -0.5),
     )
     figure.colorbar(image, ax=axes, label="advantage (reward)", pad=0.01, extend="neither")
@@ -204,7 +209,7 @@ def _draw_baseline(figure: Any, group: Group) -> None:
     axes.axhline(group.score.mean(), color="black", linestyle="--", linewidth=1.2, label="group mean")
     axes.set_ylabel("reward")
     axes.margins(y=0.12)
-    axes.legend(fontsize=7, loc="best")
+    _legend(figure, 3)
 
 
 def _draw_energy(figure: Any, group: Group) -> None:
@@ -212,7 +217,7 @@ def _draw_energy(figure: Any, group: Group) -> None:
     _draw_rows(axes, group, group.realized_energy, _by_score(figure, axes, group), "W, each response")
     axes.set_ylabel("realized energy W")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7, loc="best")
+    _legend(figure, 3)
 
 
 def png(picture: Picture) -> bytes:
@@ -241,7 +246,7 @@ def sheet(title: str, rows: list[list[Picture]], notes: list[str]) -> bytes:
             axes.set_title(
                 "\n".join([*caption, *[""] * (lines - len(caption))]), fontsize=8.5, color="#444", loc="left"
             )
-            above = {"xytext": (0, 12 + 12 * lines), "textcoords": "offset points", "annotation_clip": False}
+            above = {"xytext": (0, 9 + 11.5 * lines), "textcoords": "offset points", "annotation_clip": False}
             axes.annotate(picture.title, (0, 1), xycoords="axes fraction", fontsize=11, fontweight="bold", **above)
     parts[-1].text(0.01, 0.9, "\n".join(notes), fontsize=9, color="#a03000", va="top")
     out = io.BytesIO()
