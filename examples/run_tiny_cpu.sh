@@ -75,6 +75,7 @@ echo "==> $ADV_ESTIMATOR, $STEPS steps; verl's own output goes to $OUT_DIR/train
     reward.custom_reward_function.path="$REWARD_FILE" \
     trainer.total_training_steps="$STEPS" \
     trainer.default_local_dir="$OUT_DIR/checkpoints" \
+    +algorithm.otb.dump_dir="$OUT_DIR/dump" \
     +ray_kwargs.ray_init._temp_dir="$RAY_DIR" \
     "$@" > train.log 2>&1 &
 RUN=$!
@@ -100,3 +101,10 @@ if ((status != 0)); then
 fi
 echo
 "$PYTHON" "$REPOSITORY/examples/summarize.py" "$OUT_DIR"
+# Pictures of the run, if matplotlib is there. The training is done either way.
+if "$PYTHON" -m verl_otb.report "$OUT_DIR" --tokenizer "$MODEL_PATH" > report.log 2>&1; then
+    pictures=$OUT_DIR/report.html
+else
+    pictures="none: $(tail -n 1 report.log)"
+fi
+printf '%-26s  %s\n' 'pictures of the run' "$pictures"

@@ -37,3 +37,11 @@ def test_demo(tmp_path):
     assert float(rows["mean realized energy"]) > 0
     assert float(rows["reward, last 1 steps"]) >= 0
     assert (tmp_path / "out" / "metrics.jsonl").read_text().count("\n") == 2
+    # It ends with the pictures of the run, from the groups that it dumped.
+    assert rows["pictures of the run"].strip() == str(tmp_path / "out" / "report.html")
+    assert {path.name for path in (tmp_path / "out" / "dump").iterdir()} == {"step_1.npz", "step_2.npz"}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "One prompt group" in page
+    assert "The responses, each token as dark as its energy" in page
+    assert "Not in this report" not in page
+    assert (tmp_path / "out" / "report.png").stat().st_size > 50_000
