@@ -1,0 +1,362 @@
+"""Reports from a dump that the plugin's own writer made, and from lines as verl's `file` logger writes them."""
+
+import argparse
+import base64
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from definition import define
+from matplotlib.figure import Figure
+
+from verl_otb.errors import VerlOtbError
+from verl_otb.integration import dump
+from verl_otb.report import add_parser, main
+from verl_otb.report.data import Metrics, choose_group, find_dump, names_of, read_metrics
+from verl_otb.report.pictures import of_group, of_runs
+
+# What the page itself is made of.
+TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "div", "span"}
+TAGS |= {"strong", "table", "tr", "th", "td", "ul", "li", "figure", "img", "figcaption"}
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def put_metrics(run, steps=30, otb=True):
+    run.mkdir(parents=True, exist_ok=True)
+    lines = [{"step": 0, "data": {"val-core/acc": 0.5}}]
+    for step in range(1, steps + 1):
+        ours = {
+            "otb/gradient_power": 0.1 / step,
+            "otb/gradient_power_group_mean": 0.2 / step,
+            "otb/gradient_power_vs_group_mean": 0.5 if step > 1 else None,  # ∞ as verl writes it
+        }
+        lines.append({"step": step, "data": {"critic/score/mean": step / steps, **(ours if otb else {})}})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run / "metrics.jsonl").write_text(text + '{"step": 99, "da')  # a run that is still going
+    return run
+
+
+def put_dump(run, step=3, spread=1.0, align="position", responses=None):
+    """Two groups of three rows of at most six tokens, with tool output in two; the scores of `b` differ most."""
+    generator = torch.Generator().manual_seed(step)
+    mask = torch.ones(6, 6)
+    mask[1, 4:] = mask[2, 2:] = mask[3, 1:3] = mask[5, 3:5] = 0
+    tensors = {
+        "token_level_rewards": torch.zeros(6, 6),
+        "response_mask": mask,
+        "old_log_probs": -3 * torch.rand(6, 6, generator=generator) - 0.5,
+        "sum_pi_squared": 0.5 + 0.4 * torch.rand(6, 6, generator=generator),
+        "rollout_is_weights": None,
+    }
+    tensors["token_level_rewards"][:, 5] = torch.tensor([0.0, 0.1, 0.0, 0.0, spread, 0.5 * spread])
+    index = ["a", "a", "a", "b", "b", "b"]
+    with dump.telling(step=step, responses=responses):
+        dump.record(str(run / "dump"), tensors, index, align=align, handle_zero_tail=True)
+    assert dump.flush(str(run / "dump"), 30)
+    return tensors, index
+
+
+def report(*args):
+    return main(list(map(str, args)))
+
+
+class _Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.images, self.texts = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        if tag == "img":
+            self.images.append(dict(attrs)["src"])
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture
+def run(tmp_path):
+    put_dump(put_metrics(tmp_path / "otb"))
+    return tmp_path / "otb"
+
+
+def test_both_files_with_all_in_them(run, tmp_path, capsys):
+    put_metrics(tmp_path / "grpo", otb=False)
+    assert report(run, "--beside", tmp_path / "grpo", "--out", tmp_path / "new" / "out") == 0
+    picture = (tmp_path / "new" / "out" / "report.png").read_bytes()
+    width, height = np.frombuffer(picture[16:24], ">u4")
+    assert picture.startswith(PNG)
+    assert width == 1500
+    assert height > 1000
+    text = (tmp_path / "new" / "out" / "report.html").read_text()
+    page = _Page(text)
+    assert len(page.images) == 6
+    for image in page.images:
+        assert base64.b64decode(image.removeprefix("data:image/png;base64,")).startswith(PNG)
+    assert not re.search(
+        r"https?:|//\w|<script|<link|@import", re.sub(r"base64,[^\"]*", "", text)
+    )  # nothing from elsewhere
+    assert "One prompt group: step 3, group 1" in text
+    assert "uid b, 3 responses, compared at the same position" in text
+    out = capsys.readouterr().out
+    assert "report.png" in out
+    assert "report.html" in out
+    assert "gradient power of grpo: no otb/gradient_power among the metrics, which runs with OTB log" in out
+    assert "gradient power of grpo" in text
+
+
+def test_the_files_lie_beside_the_run_unless_told_otherwise(run):
+    assert report(run) == 0
+    assert (run / "report.png").exists()
+    assert (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("there", ["metrics", "dump"])
+def test_what_is_missing_is_said(tmp_path, capsys, there):
+    run = tmp_path / "half"
+    put_metrics(run) if there == "metrics" else put_dump(run)
+    assert report(run) == 0
+    text, out = (run / "report.html").read_text(), capsys.readouterr().out
+    said = f"half over its steps: no metrics in {run}" if there == "dump" else f"a prompt group: no dump in {run}"
+    assert said in out
+    assert said in "".join(_Page(text).texts)
+    assert len(_Page(text).images) == 3
+    assert (run / "report.png").read_bytes().startswith(PNG)
+
+
+def test_nothing_at_all(tmp_path, capsys):
+    assert report(tmp_path) == 1
+    error = capsys.readouterr().err
+    assert "nothing to draw" in error
+    assert "VERL_FILE_LOGGER_PATH=" in error
+    assert "+algorithm.otb.dump_dir=" in error
+    assert list(tmp_path.iterdir()) == []
+    assert report(tmp_path / "none") == 1
+    assert "is not there" in capsys.readouterr().err
+
+
+def test_metrics_of_another_kind_are_nothing(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {"loss": 1}}\n')
+    assert report(tmp_path) == 1
+    assert "no critic/score/mean or critic/rewards/mean among the metrics" in capsys.readouterr().err
+
+
+def test_tokens_are_shown_as_text_and_nothing_else(tmp_path, tiny_task):
+    """Whatever a model writes, it is no markup of the page."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_task.model)
+    tokenizer.add_tokens(["<svg onload=x>", "</div><i>", "a\u202eb"])  # its own tokens are of one byte
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    written = ["<svg onload=x>12345", "</div><i>12345", 'a\u202eb12"34', "&lt;b>", "\x00\x07\n12345", "é</td>"]
+    ids = torch.tensor([tokenizer.encode(text)[:6] for text in written])
+    put_dump(tmp_path, responses=ids)
+    pages = {}
+    for uid in "ab":
+        assert report(tmp_path, "--tokenizer", tmp_path / "tokenizer", "--group", uid) == 0
+        pages[uid] = (tmp_path / "report.html").read_text()
+        page = _Page(pages[uid])
+        assert page.tags <= TAGS
+        assert len(page.images) == 3
+        assert not set(pages[uid]) & {"\x00", "\x07", "\u202e", "\ufffd"}
+        if uid == "a":
+            assert {"<svg onload=x>", "</div><i>", "a·b"} <= set(page.texts)
+    text = pages["b"]
+    assert {"&", "↵\n", "·"} <= set(_Page(text).texts)
+    spans = re.findall(
+        r'<span title="token (\d+): w ([\d.e-]+),[^"]*" style="background:rgba\(230,110,10,([\d.]+)\)">', text
+    )
+    group = choose_group(find_dump(tmp_path))
+    assert len(spans) == group.mask.sum()
+    for (_, energy, shade), wanted in zip(spans, group.token_energy[group.mask], strict=True):
+        assert float(energy) == pytest.approx(wanted, rel=1e-3)
+        assert float(shade) == pytest.approx(0.9 * min(wanted, 1), abs=1e-3)
+    assert text.count('<span class="masked">') == 4  # tool output: what lies after a row's end is left out
+
+
+@pytest.mark.parametrize("tokens", ["no ids in the dump", "no tokenizer", "a path that is none"])
+def test_without_tokens(tmp_path, tiny_task, capsys, tokens):
+    put_dump(tmp_path, responses=None if tokens == "no ids in the dump" else torch.ones(6, 6, dtype=torch.int64))
+    path = {"no tokenizer": [], "a path that is none": ["--tokenizer", tmp_path]}.get(tokens, ["--tokenizer", "x"])
+    assert report(tmp_path, *path) == 0
+    said = {"no ids in the dump": "the dump has no token ids", "no tokenizer": "name the model's tokenizer"}
+    assert said.get(tokens, f"no tokenizer from {tmp_path}") in capsys.readouterr().out
+
+
+def test_without_matplotlib(run):
+    """A process of its own, in which matplotlib cannot be imported."""
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from verl_otb.report import main; sys.exit(main(sys.argv[1:]))"
+    )
+    found = subprocess.run([sys.executable, "-c", code, run], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr == (
+        'verl-otb report: the report needs matplotlib. Install it with: pip install "verl-otb[plot]"\n'
+    )
+    assert not (run / "report.html").exists()
+
+
+def test_it_runs_as_a_module_and_imports_neither_verl_nor_ray(run):
+    found = subprocess.run([sys.executable, "-m", "verl_otb.report", run], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    code = "import sys, verl_otb.report; print([m for m in ('verl', 'ray', 'matplotlib') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_as_a_subcommand(run):
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    args = parser.parse_args(["report", str(run)])
+    assert args.run(args) == 0
+
+
+def test_which_group(tmp_path):
+    """The one whose scores differ most, of the latest step that has such a one."""
+    for step, spread in ((1, 1.0), (2, 1.0), (3, 0.5)):
+        put_dump(tmp_path, step, spread)
+    files = find_dump(tmp_path)
+    group = choose_group(files)
+    assert (group.step, group.number, group.uid) == (2, 1, "b")
+    assert group.score.tolist() == [1.0, 0.5, 0.0]
+    assert (choose_group(files, step=3).step, choose_group(files, step=3).uid) == (3, "b")
+    for name in ("2", "a"):
+        chosen = choose_group(files, 1, name)
+        assert (chosen.step, chosen.number, chosen.uid) == (1, 2, "a")
+    with pytest.raises(VerlOtbError, match="no step 9; it has 1, 2, 3"):
+        choose_group(files, 9)
+    with pytest.raises(VerlOtbError, match=r"step 1 of the dump has no group c; it has 1 \(uid b\), 2 \(uid a\)"):
+        choose_group(files, 1, "c")
+
+
+def test_options_without_a_dump(tmp_path, capsys):
+    put_metrics(tmp_path)
+    for option in (["--step", 1], ["--group", 1], ["--dump", tmp_path]):
+        assert report(tmp_path, *option) == 1
+        assert "need a dump" in capsys.readouterr().err
+
+
+def test_a_dump_elsewhere(tmp_path):
+    put_metrics(tmp_path / "run")
+    put_dump(tmp_path / "elsewhere")
+    assert report(tmp_path / "run", "--dump", tmp_path / "elsewhere" / "dump") == 0
+    assert len(_Page((tmp_path / "run" / "report.html").read_text()).images) == 6
+
+
+def test_a_damaged_file(run, capsys):
+    (run / "dump" / "step_3.npz").write_bytes(b"PK")
+    assert report(run) == 1
+    assert "step_3.npz is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("align", ["position", "token"])
+def test_the_pictures_show_the_definition_s_numbers(tmp_path, align):
+    tensors, index = put_dump(tmp_path, align=align)
+    names = ("token_level_rewards", "response_mask", "old_log_probs", "sum_pi_squared")
+    defined = define(*(tensors[name].double().tolist() for name in names), index, align=align)
+    rows = [4, 5, 3]  # of the batch: group b by falling score
+    live = tensors["response_mask"][rows].bool().numpy()
+    axes = []
+    for picture in of_group(choose_group(find_dump(tmp_path))):
+        figure = Figure()
+        picture.draw(figure)
+        axes.append(figure.axes[0])
+    image = axes[0].images[0]
+    shown = image.get_array()
+    assert np.array_equal(~np.ma.getmaskarray(shown), live)
+    advantages = np.array(defined.advantages)[rows]
+    np.testing.assert_allclose(shown.data[live], advantages[live], atol=1e-6)
+    assert image.norm.vcenter == 0
+    assert -image.norm.vmin == image.norm.vmax == pytest.approx(np.abs(advantages).max(), abs=1e-6)
+    assert (
+        image.cmap(image.norm(image.norm.vmax))[2] > image.cmap(image.norm(image.norm.vmax))[0]
+    )  # blue is more likely
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["score 1", "score 0.5", "score 0"]
+
+    def in_columns(matrix):
+        values = np.array(matrix)[rows]
+        if align == "position":
+            return [dict(zip(np.flatnonzero(m) + 1, v[m], strict=True)) for v, m in zip(values, live, strict=True)]
+        return [dict(enumerate(v[m], 1)) for v, m in zip(values, live, strict=True)]
+
+    def drawn(line):
+        values = np.ma.masked_invalid(line.get_ydata())
+        return {int(x): y for x, y in zip(line.get_xdata(), values, strict=True) if y is not np.ma.masked}
+
+    for axis, matrix in ((axes[1], defined.returns), (axes[2], defined.realized_energy)):
+        long = [line for line in axis.lines if line.get_linestyle() == "-" and len(line.get_xdata()) > 1]
+        for line, wanted in zip(long[:3], in_columns(matrix), strict=True):
+            assert drawn(line) == pytest.approx(wanted, abs=1e-6)
+    lines = {line.get_label(): line for line in axes[1].lines}
+    of_columns = {column: b for row in in_columns(defined.baseline) for column, b in row.items()}
+    assert drawn(lines["B, OTB's baseline"]) == pytest.approx(of_columns, abs=1e-6)
+    assert set(lines["group mean"].get_ydata()) == {0.5}
+
+
+def test_the_pictures_over_steps(tmp_path):
+    runs = [
+        read_metrics(put_metrics(tmp_path / "a", steps=10) / "metrics.jsonl", "a"),
+        read_metrics(put_metrics(tmp_path / "b", steps=5, otb=False) / "metrics.jsonl", "b"),
+    ]
+    shown = []
+    for picture in of_runs(runs):
+        figure = Figure()
+        picture.draw(figure)
+        shown.append({line.get_label(): line for line in figure.axes[0].lines})
+    reward, power, ratio = shown
+    assert np.array_equal(reward["a"].get_ydata(), np.arange(1, 11) / 10)
+    assert reward["b"].get_xdata().tolist() == [1, 2, 3, 4, 5]
+    assert set(power) == {"a", "a, group mean"}
+    assert np.allclose(power["a, group mean"].get_ydata(), 2 * power["a"].get_ydata())
+    assert np.isnan(ratio["a"].get_ydata()[0])
+    assert set(ratio["a"].get_ydata()[1:]) == {0.5}
+
+
+def test_a_long_run_is_smoothed(tmp_path):
+    run = read_metrics(put_metrics(tmp_path, steps=40) / "metrics.jsonl", "a")
+    figure = Figure()
+    of_runs([run])[0].draw(figure)
+    faint, bold = figure.axes[0].lines
+    assert np.allclose(faint.get_ydata(), np.arange(1, 41) / 40)
+    assert bold.get_ydata()[-1] == pytest.approx(np.mean([37, 38, 39, 40]) / 40)
+    assert bold.get_ydata()[0] == pytest.approx(1 / 40)
+
+
+def test_series():
+    run = Metrics("a", [(1, {"x": 1}), (2, {}), (3, {"x": None, "y": 2}), (4, {"x": float("inf")})])
+    steps, values = run.series("x")
+    assert steps.tolist() == [1, 3, 4]
+    assert values[0] == 1
+    assert np.isnan(values[1:]).all()
+    assert run.series("z", "y")[1].tolist() == [2]
+    assert len(run.series("z")[0]) == 0
+
+
+def test_names(tmp_path):
+    assert names_of([tmp_path / "a", tmp_path / "b" / "metrics.jsonl"]) == ["a", "b"]
+    assert names_of([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]
+    assert len(set(names_of([tmp_path, tmp_path]))) == 2
+
+
+def test_verl_s_own_place_for_metrics(tmp_path, capsys):
+    """PROJECT/EXPERIMENT.jsonl: the one file of such lines in a directory, or named itself."""
+    project = put_metrics(tmp_path / "project")
+    (project / "metrics.jsonl").rename(project / "experiment.jsonl")
+    (project / "rollouts.jsonl").write_text('{"input": "1+1=", "output": "2"}\n')
+    assert report(project) == 0
+    assert report(project / "experiment.jsonl") == 0
+    (project / "other.jsonl").write_text((project / "experiment.jsonl").read_text())
+    assert report(project) == 1
+    assert "several runs' metrics: experiment.jsonl, other.jsonl" in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_written_to(run, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert report(run, "--out", tmp_path / "file") == 1
+    assert "Name another directory with --out" in capsys.readouterr().err
