@@ -141,7 +141,8 @@ def _telling_rows(inputs: Mapping[str, torch.Tensor | None], index: Any) -> tupl
     spread = torch.zeros(len(size), dtype=torch.float64).index_add_(0, groups[live], away[live]) / size
     # A group without trained tokens has 0/0.
     order = spread.nan_to_num(-1.0).argsort(descending=True, stable=True)[: int((size > 0).sum())].tolist()
-    chosen, tokens = [], 0
+    chosen: list[int] = []
+    tokens = 0
     for group in order[:MAX_GROUPS]:
         tokens += int(size[group]) * mask.shape[1]
         if chosen and tokens > MAX_TOKENS:
