@@ -62,6 +62,28 @@ def test_table(tmp_path, otb):
     assert rows["peak memory, all processes"] == "5.0 GiB"
 
 
+def test_without_matplotlib_the_demo_ends_well_and_says_so(tmp_path):
+    """Its last lines alone, after a training that has ended."""
+    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')")
+    last_lines = DEMO.read_text().partition("# Pictures of the run")[2].partition("\n")[2]
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])),
+        "OUT_DIR": str(tmp_path),
+        "MODEL_PATH": "none",
+    }
+    command = ["bash", "-euo", "pipefail", "-c", last_lines]
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == (
+        "pictures of the run         none: verl-otb report: the report needs matplotlib. "
+        'Install it with: pip install "verl-otb[plot]"\n'
+    )
+
+
 # A child that leaves its session and its parent, as Ray's do, and says which it is.
 RUNAWAY = (
     "import os, sys, time\n"
