@@ -120,8 +120,8 @@ def advantage_inputs(
             "verl computes advantages outside of PPOTrainer._compute_advantage, where verl-otb does not know the "
             "batch's TransferQueue partition. This verl is not one that verl-otb knows; choose another estimator."
         )
-    names = [FIELD, *([ENERGY_LOG_PROBS] if step.bypass else []), *(["responses"] if step.dump else [])]
-    brought = _get(batch_keys, step.partition_id, names)
+    names = [FIELD, ENERGY_LOG_PROBS] if step.bypass else [FIELD]
+    brought = _get(batch_keys, step.partition_id, [*names, "responses"] if step.dump else names)
     shape = data.batch["response_mask"].shape
     lengths = brought[FIELD].offsets().diff()
     if lengths.max() > shape[1]:  # padding would cut it without a word
@@ -130,13 +130,15 @@ def advantage_inputs(
             "overwritten it after the old-log-prob pass. Choose another estimator until you know what."
         )
     for name in names:
-        data.batch[name] = torch.nested.to_padded_tensor(brought[name], 0, shape)
+        data.batch[name] = torch.nested.to_padded_tensor(brought[name], 0.0, shape)
+    if "responses" in brought:  # for the dump alone, which does without where a batch has none
+        data.batch["responses"] = torch.nested.to_padded_tensor(brought["responses"], 0, shape)
     sessions = Sessions.of(batch_keys, lengths, shape[1])
     with otb_inputs(data.batch) as diagnostics:
         if sessions is None:
             data = original(data, batch_keys, adv_estimator, *args, **kwargs)
         else:
-            responses = sessions.join(data.batch["responses"]) if step.dump else None
+            responses = sessions.join(data.batch["responses"]) if "responses" in data.batch else None
             with _rows_of(sessions, batch_keys), telling(responses=responses):
                 joined = original(_joined(data, sessions), sessions.keys, adv_estimator, *args, **kwargs)
             for name in ("advantages", "returns"):

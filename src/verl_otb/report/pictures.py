@@ -119,7 +119,7 @@ def _draw_steps(
             name = run.name if of_what is keys else f"{run.name}, group mean"
             if smooth:
                 axes.plot(steps, values, style, color=color, alpha=0.25, linewidth=0.8)
-                steps, values = steps, _running_mean(values, window)
+                values = _running_mean(values, window)
             marker = "o" if len(steps) < _SMOOTH_FROM else None
             axes.plot(steps, values, style, color=color, linewidth=width, label=name, marker=marker, markersize=3)
     if level is not None:
