@@ -97,6 +97,23 @@ def test_sessions_of_several_outputs(trainer, transfer_queue, tmp_path):
         assert step["responses"][row, : len(ids)].tolist() == ids.tolist()
 
 
+def test_a_batch_without_token_ids(trainer, transfer_queue, tmp_path):
+    """Rows that some other agent loop put there: the dump does without."""
+    v1, batch = trainer(), put_batch(transfer_queue)
+    v1._compute_old_log_prob(batch.meta, metrics={})
+    fields = batch.fields()
+    names = ("response_mask", "rm_scores", "old_log_probs", "sum_pi_squared")
+    bare = TensorDict({name: jagged(fields[name]) for name in names}, batch_size=len(fields["uid"]))
+    bare["uid"] = fields["uid"]
+    keys = [f"bare-{key}" for key in batch.keys]
+    meta = transfer_queue.kv_batch_put(keys=keys, partition_id="train", fields=bare, tags=[{} for _ in keys])
+    v1.global_steps = 1
+    v1._compute_advantage(meta, {})
+    (step,) = flushed(tmp_path / "dump").values()
+    assert "responses" not in step
+    assert step["advantages"].any()
+
+
 @pytest.mark.parametrize("module", ["verl.trainer.ppo.ray_trainer", "verl.experimental.separation.ray_trainer"])
 def test_the_other_trainers(tmp_path, module):
     import importlib
