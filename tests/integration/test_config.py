@@ -185,3 +185,18 @@ def test_verl_calls_the_check():
 
     with pytest.raises(ConfigError, match="calculate_sum_pi_squared=True"):
         validate_config(verl_config(*OTB[:1], *MICRO_BATCHES), use_reference_policy=False, use_critic=False)
+
+
+def test_a_dump_directory_that_cannot_be_written_to_is_refused_before_any_worker(tmp_path):
+    (tmp_path / "file").write_text("")
+    overrides = [*OTB, f"+algorithm.otb.dump_dir={tmp_path}/file/dump"]
+    config = verl_config(*overrides)
+    with pytest.raises(ConfigError, match=r"dump_dir=.*file/dump is to be a directory .* Choose another, or remove"):
+        before_workers(lambda self: None, SimpleNamespace(config=config))
+    check(config)  # the driver does not look: it may run on another node
+
+
+def test_the_check_makes_the_dump_directory_and_leaves_it_empty(tmp_path):
+    config = verl_config(*OTB, f"+algorithm.otb.dump_dir={tmp_path}/a/b")
+    before_workers(lambda self: None, SimpleNamespace(config=config))
+    assert list((tmp_path / "a" / "b").iterdir()) == []

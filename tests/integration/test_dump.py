@@ -16,9 +16,7 @@ from tensordict import TensorDict
 from verl_config import OTB, verl_config
 
 from verl_otb import optimal_token_baseline
-from verl_otb.errors import ConfigError
 from verl_otb.integration import dump
-from verl_otb.integration.config import before_workers, check
 
 OF_ROWS = ("returns", "baseline", "advantages", "token_energy", "realized_energy")
 
@@ -290,18 +288,3 @@ def test_a_step_without_a_number_is_counted(tmp_path):
         estimate(tmp_path, step=None)
         flushed(tmp_path)
     assert flushed(tmp_path).keys() == {1, 2}
-
-
-def test_a_directory_that_cannot_be_written_to_is_refused_before_any_worker(tmp_path):
-    (tmp_path / "file").write_text("")
-    overrides = [*OTB, f"+algorithm.otb.dump_dir={tmp_path}/file/dump"]
-    config = verl_config(*overrides)
-    with pytest.raises(ConfigError, match=r"dump_dir=.*file/dump is to be a directory .* Choose another, or remove"):
-        before_workers(lambda self: None, SimpleNamespace(config=config))
-    check(config)  # the driver does not look: it may run on another node
-
-
-def test_the_check_makes_the_directory_and_leaves_it_empty(tmp_path):
-    config = verl_config(*OTB, f"+algorithm.otb.dump_dir={tmp_path}/a/b")
-    before_workers(lambda self: None, SimpleNamespace(config=config))
-    assert list((tmp_path / "a" / "b").iterdir()) == []

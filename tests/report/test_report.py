@@ -2,7 +2,6 @@
 
 import argparse
 import base64
-import json
 import re
 import subprocess
 import sys
@@ -11,54 +10,15 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from definition import define
-from matplotlib.figure import Figure
+from made_run import put_dump, put_metrics
 
-from verl_otb.errors import VerlOtbError
-from verl_otb.integration import dump
 from verl_otb.report import add_parser, main
-from verl_otb.report.data import Metrics, choose_group, find_dump, names_of, read_metrics
-from verl_otb.report.pictures import of_group, of_runs
+from verl_otb.report.data import choose_group, find_dump
 
 # What the page itself is made of.
 TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "div", "span"}
 TAGS |= {"strong", "table", "tr", "th", "td", "ul", "li", "figure", "img", "figcaption"}
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def put_metrics(run, steps=30, otb=True):
-    run.mkdir(parents=True, exist_ok=True)
-    lines = [{"step": 0, "data": {"val-core/acc": 0.5}}]
-    for step in range(1, steps + 1):
-        ours = {
-            "otb/gradient_power": 0.1 / step,
-            "otb/gradient_power_group_mean": 0.2 / step,
-            "otb/gradient_power_vs_group_mean": 0.5 if step > 1 else None,  # ∞ as verl writes it
-        }
-        lines.append({"step": step, "data": {"critic/score/mean": step / steps, **(ours if otb else {})}})
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (run / "metrics.jsonl").write_text(text + '{"step": 99, "da')  # a run that is still going
-    return run
-
-
-def put_dump(run, step=3, spread=1.0, align="position", responses=None):
-    """Two groups of three rows of at most six tokens, with tool output in two; the scores of `b` differ most."""
-    generator = torch.Generator().manual_seed(step)
-    mask = torch.ones(6, 6)
-    mask[1, 4:] = mask[2, 2:] = mask[3, 1:3] = mask[5, 3:5] = 0
-    tensors = {
-        "token_level_rewards": torch.zeros(6, 6),
-        "response_mask": mask,
-        "old_log_probs": -3 * torch.rand(6, 6, generator=generator) - 0.5,
-        "sum_pi_squared": 0.5 + 0.4 * torch.rand(6, 6, generator=generator),
-        "rollout_is_weights": None,
-    }
-    tensors["token_level_rewards"][:, 5] = torch.tensor([0.0, 0.1, 0.0, 0.0, spread, 0.5 * spread])
-    index = ["a", "a", "a", "b", "b", "b"]
-    with dump.telling(step=step, responses=responses):
-        dump.record(str(run / "dump"), tensors, index, align=align, handle_zero_tail=True)
-    assert dump.flush(str(run / "dump"), 30)
-    return tensors, index
 
 
 def report(*args):
@@ -217,24 +177,6 @@ def test_as_a_subcommand(run):
     assert args.run(args) == 0
 
 
-def test_which_group(tmp_path):
-    """The one whose scores differ most, of the latest step that has such a one."""
-    for step, spread in ((1, 1.0), (2, 1.0), (3, 0.5)):
-        put_dump(tmp_path, step, spread)
-    files = find_dump(tmp_path)
-    group = choose_group(files)
-    assert (group.step, group.number, group.uid) == (2, 1, "b")
-    assert group.score.tolist() == [1.0, 0.5, 0.0]
-    assert (choose_group(files, step=3).step, choose_group(files, step=3).uid) == (3, "b")
-    for name in ("2", "a"):
-        chosen = choose_group(files, 1, name)
-        assert (chosen.step, chosen.number, chosen.uid) == (1, 2, "a")
-    with pytest.raises(VerlOtbError, match="no step 9; it has 1, 2, 3"):
-        choose_group(files, 9)
-    with pytest.raises(VerlOtbError, match=r"step 1 of the dump has no group c; it has 1 \(uid b\), 2 \(uid a\)"):
-        choose_group(files, 1, "c")
-
-
 def test_options_without_a_dump(tmp_path, capsys):
     put_metrics(tmp_path)
     for option in (["--step", 1], ["--group", 1], ["--dump", tmp_path]):
@@ -253,95 +195,6 @@ def test_a_damaged_file(run, capsys):
     (run / "dump" / "step_3.npz").write_bytes(b"PK")
     assert report(run) == 1
     assert "step_3.npz is damaged" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("align", ["position", "token"])
-def test_the_pictures_show_the_definition_s_numbers(tmp_path, align):
-    tensors, index = put_dump(tmp_path, align=align)
-    names = ("token_level_rewards", "response_mask", "old_log_probs", "sum_pi_squared")
-    defined = define(*(tensors[name].double().tolist() for name in names), index, align=align)
-    rows = [4, 5, 3]  # of the batch: group b by falling score
-    live = tensors["response_mask"][rows].bool().numpy()
-    axes = []
-    for picture in of_group(choose_group(find_dump(tmp_path))):
-        figure = Figure()
-        picture.draw(figure)
-        axes.append(figure.axes[0])
-    image = axes[0].images[0]
-    shown = image.get_array()
-    assert np.array_equal(~np.ma.getmaskarray(shown), live)
-    advantages = np.array(defined.advantages)[rows]
-    np.testing.assert_allclose(shown.data[live], advantages[live], atol=1e-6)
-    assert image.norm.vcenter == 0
-    assert -image.norm.vmin == image.norm.vmax == pytest.approx(np.abs(advantages).max(), abs=1e-6)
-    assert (
-        image.cmap(image.norm(image.norm.vmax))[2] > image.cmap(image.norm(image.norm.vmax))[0]
-    )  # blue is more likely
-    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["score 1", "score 0.5", "score 0"]
-
-    def in_columns(matrix):
-        values = np.array(matrix)[rows]
-        if align == "position":
-            return [dict(zip(np.flatnonzero(m) + 1, v[m], strict=True)) for v, m in zip(values, live, strict=True)]
-        return [dict(enumerate(v[m], 1)) for v, m in zip(values, live, strict=True)]
-
-    def drawn(line):
-        values = np.ma.masked_invalid(line.get_ydata())
-        return {int(x): y for x, y in zip(line.get_xdata(), values, strict=True) if y is not np.ma.masked}
-
-    for axis, matrix in ((axes[1], defined.returns), (axes[2], defined.realized_energy)):
-        long = [line for line in axis.lines if line.get_linestyle() == "-" and len(line.get_xdata()) > 1]
-        for line, wanted in zip(long[:3], in_columns(matrix), strict=True):
-            assert drawn(line) == pytest.approx(wanted, abs=1e-6)
-    lines = {line.get_label(): line for line in axes[1].lines}
-    of_columns = {column: b for row in in_columns(defined.baseline) for column, b in row.items()}
-    assert drawn(lines["B, OTB's baseline"]) == pytest.approx(of_columns, abs=1e-6)
-    assert set(lines["group mean"].get_ydata()) == {0.5}
-
-
-def test_the_pictures_over_steps(tmp_path):
-    runs = [
-        read_metrics(put_metrics(tmp_path / "a", steps=10) / "metrics.jsonl", "a"),
-        read_metrics(put_metrics(tmp_path / "b", steps=5, otb=False) / "metrics.jsonl", "b"),
-    ]
-    shown = []
-    for picture in of_runs(runs):
-        figure = Figure()
-        picture.draw(figure)
-        shown.append({line.get_label(): line for line in figure.axes[0].lines})
-    reward, power, ratio = shown
-    assert np.array_equal(reward["a"].get_ydata(), np.arange(1, 11) / 10)
-    assert reward["b"].get_xdata().tolist() == [1, 2, 3, 4, 5]
-    assert set(power) == {"a", "a, group mean"}
-    assert np.allclose(power["a, group mean"].get_ydata(), 2 * power["a"].get_ydata())
-    assert np.isnan(ratio["a"].get_ydata()[0])
-    assert set(ratio["a"].get_ydata()[1:]) == {0.5}
-
-
-def test_a_long_run_is_smoothed(tmp_path):
-    run = read_metrics(put_metrics(tmp_path, steps=40) / "metrics.jsonl", "a")
-    figure = Figure()
-    of_runs([run])[0].draw(figure)
-    faint, bold = figure.axes[0].lines
-    assert np.allclose(faint.get_ydata(), np.arange(1, 41) / 40)
-    assert bold.get_ydata()[-1] == pytest.approx(np.mean([37, 38, 39, 40]) / 40)
-    assert bold.get_ydata()[0] == pytest.approx(1 / 40)
-
-
-def test_series():
-    run = Metrics("a", [(1, {"x": 1}), (2, {}), (3, {"x": None, "y": 2}), (4, {"x": float("inf")})])
-    steps, values = run.series("x")
-    assert steps.tolist() == [1, 3, 4]
-    assert values[0] == 1
-    assert np.isnan(values[1:]).all()
-    assert run.series("z", "y")[1].tolist() == [2]
-    assert len(run.series("z")[0]) == 0
-
-
-def test_names(tmp_path):
-    assert names_of([tmp_path / "a", tmp_path / "b" / "metrics.jsonl"]) == ["a", "b"]
-    assert names_of([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]
-    assert len(set(names_of([tmp_path, tmp_path]))) == 2
 
 
 def test_verl_s_own_place_for_metrics(tmp_path, capsys):
