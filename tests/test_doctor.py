@@ -18,7 +18,7 @@ from verl_config import MICRO_BATCHES, OTB
 from verl_run import REPOSITORY
 
 from verl_otb.cli import main
-from verl_otb.doctor.installation import guarded
+from verl_otb.doctor.installation import guarded, judged
 from verl_otb.doctor.result import MARKS
 from verl_otb.integration import patching
 from verl_otb.integration.hooks import HOOKS, MEGATRON
@@ -31,7 +31,7 @@ def python(*command: str, path: Path | None = None, **env: str) -> subprocess.Co
     environment = {**os.environ, **env}
     if path:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))
-    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=550)
 
 
 def by_check(stdout: str) -> dict[str, dict]:
@@ -140,17 +140,31 @@ CHANGE = """
     """
 
 
-@pytest.mark.parametrize("strict", ["0", "1"])
-def test_a_changed_hook_target(tmp_path, strict):
+def test_a_changed_hook_target(tmp_path):
     (tmp_path / "change_verl.py").write_text(textwrap.dedent(CHANGE))
-    variables = {"VERL_USE_EXTERNAL_MODULES": "change_verl", "VERL_OTB_STRICT": strict}
-    done = python("-m", "verl_otb.cli", "doctor", path=tmp_path, **variables)
+    done = python(*("-m", "verl_otb.cli", "doctor", "--json"), path=tmp_path, VERL_USE_EXTERNAL_MODULES="change_verl")
+    results = by_check(done.stdout)
     assert done.returncode == 1, done.stderr
-    lines = done.stdout.splitlines()
-    (at,) = (number for number, line in enumerate(lines) if line.startswith("✗ hook."))
-    assert lines[at].split()[1] == "hook.trainer.metrics"
-    assert "expected (self, batch, metrics), found parameters (self, step)" in lines[at]
-    assert lines[at + 1].startswith('    → Install "verl>=0.9,<0.10"')
+    assert broken(results) == {"hook.trainer.metrics", "config.otb"}
+    for check in broken(results):
+        assert results[check]["advice"][0].startswith('Install "verl>=0.9,<0.10"')
+    expected = "expected (self, batch, metrics), found parameters (self, step)"
+    assert results["hook.trainer.metrics"]["detail"].endswith(expected)
+    assert results["config.otb"]["detail"] == "hook `trainer.metrics` does not fit verl 0.9.1."
+
+
+def test_a_module_that_cannot_be_imported(monkeypatch):
+    core, optional = HOOKS[0], next(hook for hook in HOOKS if hook.id == "separation.metrics")
+    for hook in (core, optional):
+        monkeypatch.setitem(patching._status, hook.id, "waiting")
+    missing = ModuleNotFoundError("No module named 'x'", name="x.y")
+    assert judged(core, missing).status == "failed"
+    assert judged(optional, missing).status == "skipped"
+    assert "needs x.y, which is not installed" in judged(optional, missing).detail
+    assert judged(optional, ModuleNotFoundError("gone", name="verl.gone")).status == "failed"
+    assert judged(optional, OSError("libcuda.so")).status == "failed"
+    assert "VERL_OTB_STRICT=1 ended the import" in judged(optional, SystemExit()).detail
+    assert judged(optional, None).detail.startswith("waiting, although")
 
 
 def test_switched_off():
@@ -260,13 +274,13 @@ def test_a_run_without_otb_is_not_judged(doctor):
         ("oops", "config.composes", "oops: OverrideParseException", "Correct this override"),
         ("trainer.nnodes=${nowhere}", "config.composes", "Interpolation key 'nowhere' not found", "trainer.nnodes"),
         ("data.train_files=???", "config.composes", "leaves open: data.train_files", "Add data.train_files=…"),
-        ("data.train_batch_size=7", "config.verl", "must be divisible", "verl would end the run"),
+        ("trainer.n_gpus_per_node=3", "config.verl", "must be divisible", "verl would end the run"),
         ("--config-name=nowhere", "config.composes", "Cannot find primary config 'nowhere'", "search path"),
         ("--config-dir=nowhere", "config.composes", "--config-dir nowhere is no directory", "Correct the path"),
     ],
 )
 def test_a_wrong_run(doctor, override, check, detail, todo):
-    status, results = doctor(*RUN, "trainer.n_gpus_per_node=3", "data.train_batch_size=96", override)
+    status, results = doctor(*RUN, override)
     assert (status, broken(results)) == (1, {check})
     assert detail in results[check]["detail"]
     assert todo in results[check]["advice"][0]

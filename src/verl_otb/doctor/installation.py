@@ -159,15 +159,17 @@ def hooks(_: bool) -> Iterator[Result]:
         return
     errors = {module: attempt(module) for module in dict.fromkeys(hook.module for hook in HOOKS)}
     for hook in HOOKS:
-        yield _judged(hook, errors[hook.module])
+        yield judged(hook, errors[hook.module])
 
 
-def _judged(hook: Hook, error: BaseException | None) -> Result:
+def judged(hook: Hook, error: BaseException | None) -> Result:
     check, state = f"hook.{hook.id}", patching.status()[hook.id]
     if isinstance(state, VerlOtbError):
         found = getattr(state, "found", None)
         detail = f"{hook.target}: expected ({', '.join(hook.expects)}), found {found}" if found else reason(state)
         return failed(check, detail, str(state).splitlines()[-1])
+    if isinstance(error, SystemExit):
+        return skipped(check, f"VERL_OTB_STRICT=1 ended the import of {hook.module}: see the hook that does not fit")
     if error is not None:
         missing = getattr(error, "name", None) or "verl"
         if isinstance(error, ModuleNotFoundError) and missing.split(".")[0] != "verl" and hook.module not in EVERY_RUN:

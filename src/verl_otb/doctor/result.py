@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from verl_otb.errors import VerlOtbError
+
 Status = Literal["ok", "failed", "skipped"]
 MARKS: dict[Status, str] = {"ok": "✓", "failed": "✗", "skipped": "–"}
 
@@ -58,6 +60,6 @@ def refused(check: str, error: BaseException, otherwise: str) -> Result:
     # OmegaConf's last lines say what kind of node it was: nothing to act on.
     first, *rest = [line for line in lines if line and not line.startswith(("object_type=", "reference_type="))]
     if rest:
-        return failed(check, first, *rest)
+        return failed(check, first, *(rest[-1:] if isinstance(error, VerlOtbError) else rest))
     what, _, todo = first.rpartition(". ")
     return failed(check, f"{what}.", todo) if what else failed(check, first, otherwise)

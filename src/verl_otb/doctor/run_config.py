@@ -80,8 +80,8 @@ def _unused(key: str, config: DictConfig) -> bool:
 
 def names_plugin(config: DictConfig | None) -> bool:
     """Whether the run's `external_lib` loads the plugin."""
-    named = config and OmegaConf.select(config, "actor_rollout_ref.model.external_lib")
-    return bool(named) and ours.PLUGIN in ([named] if isinstance(named, str) else named)
+    named = None if config is None else OmegaConf.select(config, "actor_rollout_ref.model.external_lib")
+    return ours.PLUGIN in ([named] if isinstance(named, str) else named or ())
 
 
 def judge(config: DictConfig, whole: bool = True) -> Iterator[Result]:
@@ -159,8 +159,9 @@ def _by_verl(config: DictConfig) -> Result:
                 use_critic=utils.need_critic(config),
             )
     except Exception as error:  # verl asserts and raises what it likes; the run would end with the same words
-        while error.__cause__ is not None:  # Hydra wraps what a section of the configuration raises
-            error = error.__cause__
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # Hydra wraps what a section of the configuration raises
+            cause = cause.__cause__
         todo = "verl would end the run with this at its start. Change what it names."
-        return failed("config.verl", reason(error), todo)
+        return failed("config.verl", reason(cause), todo)
     return ok("config.verl", "passes verl's own check")
