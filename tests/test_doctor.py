@@ -10,10 +10,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from free_port import free_port
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from verl_config import MICRO_BATCHES, OTB
 from verl_run import REPOSITORY
 
@@ -24,6 +28,7 @@ from verl_otb.integration import patching
 from verl_otb.integration.hooks import HOOKS, MEGATRON
 from verl_otb.kernels import streamed
 
+VERL_CONFIG = str(Path(find_spec("verl").submodule_search_locations[0], "trainer", "config"))
 RUN = (*OTB, *MICRO_BATCHES, "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=8")
 
 
@@ -291,7 +296,23 @@ def test_a_config_of_ones_own(doctor):
     status, results = doctor("--config-dir", str(REPOSITORY / "configs"), "--config-name", "otb_tiny_cpu")
     assert status == 0
     assert results["config.composes"]["detail"] == "otb_tiny_cpu with 0 overrides"
-    assert doctor(*RUN)[0] == 0  # nothing of it stays
+    with initialize_config_dir(VERL_CONFIG, version_base=None), pytest.raises(HydraException):
+        compose("otb_tiny_cpu")  # the directory is forgotten
+
+
+def test_a_search_path_of_ones_own(doctor, tmp_path):
+    """As `'hydra.searchpath=[pkg://verl_otb.configs]' +otb=default` of the README, and in a configuration file."""
+    (tmp_path / "found" / "otb").mkdir(parents=True)
+    (tmp_path / "found" / "otb" / "mine.yaml").write_text("# @package _global_\nalgorithm: {gamma: 0.5}\n")
+    search = f"hydra: {{searchpath: [file://{tmp_path}/found]}}\n"
+    (tmp_path / "run.yaml").write_text("defaults: [ppo_trainer, otb: mine, _self_]\n" + search)
+    for arguments in (
+        (f"hydra.searchpath=[file://{tmp_path}/found]", "+otb=mine"),
+        ("--config-dir", str(tmp_path), "--config-name", "run"),
+    ):
+        status, results = doctor(*arguments, *RUN)
+        assert status == 0
+        assert "algorithm.gamma=0.5 is not used" in results["config.otb"]["advice"][0]
 
 
 def test_the_models_head(doctor, tiny_task):
@@ -311,7 +332,7 @@ def test_the_models_head(doctor, tiny_task):
 RAY = """
     import sys
     from verl_otb.cli import main
-    there, without, *run = sys.argv[1:]
+    without, *run = sys.argv[1:]
     variable = "+ray_kwargs.ray_init.runtime_env.env_vars."
     for worker in ([], [variable + "VERL_USE_EXTERNAL_PLUGINS=otb_cpu"], [variable + "PYTHONPATH=" + without]):
         print(main(["doctor", "--json", "--ray", *run, *worker]), end="\\0")
@@ -324,7 +345,7 @@ def test_ray(tmp_path):
     directory = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie there
     run = [*RUN, f"+ray_kwargs.ray_init._temp_dir={directory}", "ray_kwargs.ray_init.num_cpus=2"]
     try:
-        done = python("-c", textwrap.dedent(RAY), "there", str(tmp_path), *run, RAY_ADDRESS="local")
+        done = python("-c", textwrap.dedent(RAY), str(tmp_path), *run, RAY_ADDRESS="local")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     answers = [part.rpartition("}") for part in done.stdout.split("\0")[:-1]]
@@ -337,6 +358,15 @@ def test_ray(tmp_path):
     assert broken(missing) == {"ray ray.worker"}
     assert "No module named 'verl_otb'" in missing["ray ray.worker"]["detail"]
     assert missing["ray ray.worker"]["advice"][0].startswith("Install the same verl-otb on this node")
+
+
+def test_a_cluster_that_is_not_there(doctor, monkeypatch):
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    status, results = doctor("--ray")
+    assert (status, broken(results)) == (1, {"ray"})
+    assert results["ray"]["detail"].startswith(f"nothing answers at {address}: ConnectionRefusedError")
+    assert "correct RAY_ADDRESS" in results["ray"]["advice"][0]
 
 
 def test_the_doctor_changes_nothing(doctor):

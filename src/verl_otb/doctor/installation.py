@@ -22,7 +22,7 @@ from verl_otb.integration.hook import SUPPORTED, Hook
 from verl_otb.integration.hooks import HOOKS, TRAINER
 
 PLUGIN = "verl_otb.plugin"
-REPORT = "Please report it, with the facts above: it is a fault of verl-otb."
+REPORT = "This should not be: please report it, with the facts above."
 # Without these no run starts; what else verl has may want packages that a run does not use.
 EVERY_RUN = ("verl.trainer.ppo.core_algos", "verl.utils.config", "verl.trainer.main_ppo", TRAINER)
 

@@ -34,7 +34,10 @@ LEAST = (
 
 
 class ConfigDir(SearchPathPlugin):
-    """`--config-dir`, where Hydra's main puts it: searched after verl's own directory."""
+    """`--config-dir`, where Hydra's main puts it: searched after verl's own directory.
+
+    As a plugin, because an override of hydra.searchpath would replace the one in the run's own configuration.
+    """
 
     directory: str | None = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -24,12 +26,19 @@ def in_worker(external_lib: bool) -> tuple[dict[str, str], list[Result]]:
 
 def check(config: DictConfig, external_lib: bool) -> Iterator[Result]:
     """Start or join Ray as verl would for this run, with its runtime environment, and ask a worker on each node."""
-    ray = import_module("ray")
+    ray, chosen = import_module("ray"), _ray_init(config)
+    todo = "Start Ray, or correct RAY_ADDRESS or the run's ray_kwargs.ray_init"
+    address = chosen.get("address") or "auto"
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or address
+    if silent := _silent(address):
+        yield failed("ray", f"nothing answers at {address}: {silent}", todo)
+        return
     try:
         # Ray's own rule: RAY_ADDRESS, or the cluster that `ray start` left, or one of its own for this process.
-        ray.init(**{"log_to_driver": False, "configure_logging": False, **_ray_init(config)})
+        ray.init(**{"log_to_driver": False, **chosen})
     except Exception as error:  # Ray raises ConnectionError, ValueError, RuntimeError and its own
-        yield failed("ray", f"no cluster: {reason(error)}", "Start Ray, correct RAY_ADDRESS, or ray_kwargs.ray_init.*")
+        yield failed("ray", f"no cluster: {reason(error)}", todo)
         return
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -42,6 +51,18 @@ def check(config: DictConfig, external_lib: bool) -> Iterator[Result]:
             yield from (result.at(address) for result in _answered(ray, answer))
     finally:
         ray.shutdown()
+
+
+def _silent(address: str) -> str:
+    """Why nothing answers at host:port, or nothing; Ray itself keeps trying for ten minutes and more."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():  # auto, local
+        return ""
+    try:
+        socket.create_connection((host.rpartition("/")[2].strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        return reason(error)
+    return ""
 
 
 def _ray_init(config: DictConfig) -> dict[str, Any]:
