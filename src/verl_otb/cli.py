@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from verl_otb import __version__, doctor
+from verl_otb import __version__, doctor, report
 
-SUBCOMMANDS = (doctor,)
+SUBCOMMANDS = (doctor, report)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

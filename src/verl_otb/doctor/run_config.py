@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -98,31 +96,16 @@ def judge(config: DictConfig, whole: bool = True) -> Iterator[Result]:
         estimator = config.algorithm.adv_estimator
         yield skipped("config.otb", f"algorithm.adv_estimator={estimator} is not OTB: the run is not judged")
         return
-    with heard() as warnings:
-        try:
-            ours.check(config)
-        except VerlOtbError as error:
-            yield refused("config.otb", error, "Change what it names.")
-            return
-    yield ok("config.otb", "passes the plugin's own check", *(f"warning: {line}" for line in warnings))
+    try:
+        ours.check(config)
+    except VerlOtbError as error:
+        yield refused("config.otb", error, "Change what it names.")
+        return
+    warnings = (f"warning: {words}" for words in ours.without_effect(config))
+    yield ok("config.otb", "passes the plugin's own check", *warnings)
     if whole:
         yield _fused(config)
         yield _by_verl(copy.deepcopy(config))
-
-
-@contextmanager
-def heard() -> Iterator[list[str]]:
-    """The warnings of the plugin, kept instead of shown."""
-    lines: list[str] = []
-    logger = logging.getLogger("verl_otb")
-    collect = logging.Handler(logging.WARNING)
-    collect.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    handlers, propagate = logger.handlers, logger.propagate
-    logger.handlers, logger.propagate = [collect], False
-    try:
-        yield lines
-    finally:
-        logger.handlers, logger.propagate = handlers, propagate
 
 
 def _fused(config: DictConfig) -> Result:
@@ -155,12 +138,11 @@ def _by_verl(config: DictConfig) -> Result:
     """verl's own check, as its main calls it."""
     utils = import_module("verl.trainer.ppo.utils")
     try:
-        with heard():  # the plugin's check is in verl's, and has warned above
-            import_module("verl.utils.config").validate_config(
-                config,
-                use_reference_policy=utils.need_reference_policy(config),
-                use_critic=utils.need_critic(config),
-            )
+        import_module("verl.utils.config").validate_config(
+            config,
+            use_reference_policy=utils.need_reference_policy(config),
+            use_critic=utils.need_critic(config),
+        )
     except Exception as error:  # verl asserts and raises what it likes; the run would end with the same words
         cause: BaseException = error
         while cause.__cause__ is not None:  # Hydra wraps what a section of the configuration raises
