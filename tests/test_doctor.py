@@ -249,6 +249,12 @@ def test_a_good_run(doctor):
     assert not results["config.otb"]["advice"]
 
 
+def test_a_misspelt_estimator(doctor):
+    status, results = doctor("algorithm.adv_estimator=optimal_token_baselin")
+    assert status == 1
+    assert results["config.otb"]["advice"] == ["Did you mean algorithm.adv_estimator=optimal_token_baseline?"]
+
+
 def test_a_run_with_warnings(doctor):
     status, results = doctor(*RUN, "algorithm.gamma=0.5")
     assert status == 0

@@ -140,11 +140,18 @@ def to_verl(source: Source, split: str, rows: pandas.DataFrame) -> pandas.DataFr
     """
     if missing := {source.question, source.answer} - set(rows.columns):
         raise DataError(f"columns {sorted(missing)} are missing; found {sorted(rows.columns)}")
+    if rows.empty:
+        raise DataError("there are no rows")
     pairs = zip(rows[source.question], rows[source.answer], strict=True)
     made = []
     for index, (question, answer) in enumerate(tqdm(pairs, f"{source.name}/{split}", total=len(rows), unit=" rows")):
+        for column, text in ((source.question, question), (source.answer, answer)):
+            if not isinstance(text, str) or not text.strip():
+                raise DataError(f"row {index}: {column} is to be a text, found {text!r}")
         try:
-            truth = source.ground_truth(str(answer))
+            truth = source.ground_truth(answer)
+            if not truth:
+                raise DataError("the answer is empty")
         except DataError as error:
             raise DataError(f"row {index}: {error}") from None
         made.append(
@@ -185,7 +192,10 @@ def prepare(data_dir: Path, local_dir: Path | None) -> None:
             except (DataError, ValueError, OSError) as error:  # the last two: a file that cannot be read as what it is
                 raise DataError(f"{source.name}/{split}: {error}") from error
     for path, table in tables.items():
-        write(table, path)
+        try:
+            write(table, path)
+        except OSError as error:
+            raise DataError(f"{path} cannot be written: {error}. Choose another --data-dir") from error
         print(f"{path}: {len(table):,} rows")
 
 

@@ -1,5 +1,7 @@
 """Groups from uids of any kind, and blocks of whole groups."""
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from verl_otb.core.advantage import _estimate_block
 from verl_otb.core.checks import Inputs
 from verl_otb.core.groups import Block, group_blocks, group_ids
+from verl_otb.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -31,11 +34,20 @@ from verl_otb.core.groups import Block, group_blocks, group_ids
         ([{"id": 1, "x": torch.tensor([2])}, {"id": 1, "x": 2}, {"x": torch.tensor([2]), "id": 1}], [0, 1, 0]),
         ([("p",), ["p"], "p"], [0, 1, 2]),
         ([{1, 2}, {1, 3}, {1, 2}], [0, 1, 0]),
-        ([None, "a", None], [0, 1, 0]),
     ],
 )
 def test_uids(uids, expected):
     assert group_ids(uids).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "missing", [None, float("nan"), np.float32("nan"), complex("nan"), Decimal("nan"), np.datetime64("NaT")]
+)
+def test_a_missing_uid_is_named(missing):
+    """As equal values they would make one group of all prompts, as unequal ones a group of each row."""
+    for uid in (missing, ("p", missing)):
+        with pytest.raises(InputError, match=r"index: expected uids that say which rows share a prompt, .* at row 1"):
+            group_ids(["a", uid, "b"])
 
 
 @settings(max_examples=100, deadline=None)

@@ -182,3 +182,30 @@ def test_half_a_file_is_never_seen(script, tmp_path, monkeypatch):
         script.write(pandas.DataFrame({"a": [1]}), path)
     assert path.read_bytes() == b"of an earlier run"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (pandas.DataFrame({"question": [], "answer": []}), "there are no rows"),
+        (pandas.DataFrame({"question": ["1?", None], "answer": ["#### 1"] * 2}), "row 1: question is to be a text"),
+        (pandas.DataFrame({"question": [" "], "answer": ["#### 1"]}), "row 0: question is to be a text"),
+    ],
+)
+def test_rows_that_are_none(script, table, words):
+    with pytest.raises(script.DataError, match=words):
+        script.to_verl(script.SOURCES[0], "train", table)
+
+
+def test_an_empty_answer(script):
+    table = pandas.DataFrame({"problem": ["1?"], "solution": [r"It is \boxed{}."]})
+    with pytest.raises(script.DataError, match="row 0: the answer is empty"):
+        script.to_verl(script.SOURCES[1], "train", table)
+
+
+def test_a_place_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = prepare("--data-dir", tmp_path / "file", "--local-dir", small_math.as_on_the_hub(tmp_path / "copies"))
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr

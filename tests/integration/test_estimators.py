@@ -73,3 +73,12 @@ def test_a_bad_input_is_named(estimator):
 def test_further_arguments_of_later_verls_are_ignored(estimator):
     inputs = kwargs(CASES[0])
     check(CASES[0], estimator, *registered(estimator)(**inputs, batch=None, non_tensor_batch={}, reward_baselines=None))
+
+
+@pytest.mark.parametrize("zero_tail", [True, False])
+def test_handle_zero_tail_as_verl_s_own_take_it(estimator, zero_tail):
+    """An argument of verl's functions too; it wins over the option."""
+    (case,) = (case for case in CASES if case["name"] == "one surviving row, handle_zero_tail=" + str(zero_tail))
+    inputs = kwargs(case)
+    inputs["config"].otb.handle_zero_tail = not zero_tail
+    check(case, estimator, *registered(estimator)(**inputs, handle_zero_tail=zero_tail))

@@ -56,7 +56,7 @@ def check_shapes(inputs: Inputs, index: Any) -> list[Any]:
             continue
         if not isinstance(tensor, torch.Tensor):
             what = f"a tensor, found {type(tensor).__name__}."
-            raise InputError(f"{field}: expected {what}{_IF_MISSING.get(field, '')}", field)
+            raise InputError(f"{field}: expected {what}{_IF_MISSING.get(field, '') if tensor is None else ''}", field)
         if tensor.layout != torch.strided or tensor.is_nested:
             kind = "nested" if tensor.is_nested else str(tensor.layout)
             raise InputError(f"{field}: expected a padded (rows, tokens) tensor, found a {kind} one.", field)

@@ -40,8 +40,8 @@ def _by_value(uid: Any, row: int) -> Hashable:
         return (type(uid), *(_by_value(item, row) for item in uid))
     if isinstance(uid, dict):
         return (dict, frozenset((_by_value(key, row), _by_value(value, row)) for key, value in uid.items()))
-    if isinstance(uid, float) and uid != uid:
-        what = f"uids that say which rows share a prompt, found {uid!r} at row {row}. NaN is equal to nothing"
+    if _is_missing(uid):
+        what = f"uids that say which rows share a prompt, found {uid!r} at row {row}. It names no prompt"
         raise InputError(f"index: expected {what}; give every row the uid of its prompt.", "index", row, uid=uid)
     try:
         hash(uid)
@@ -99,3 +99,13 @@ def group_blocks(ids: torch.Tensor, max_rows: int, device: torch.device | str = 
                 blocks.append(Block(slice(first, first + len(rows)) if side_by_side else same, size))
             start = part.stop
     return blocks
+
+
+def _is_missing(uid: Any) -> bool:
+    """None, or one of the values that stand for no value: NaN of any type, NaT, pandas' NA."""
+    if uid is None:
+        return True
+    try:
+        return bool(uid != uid)
+    except (TypeError, ValueError):  # pandas' NA has no truth value
+        return True

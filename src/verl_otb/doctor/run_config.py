@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -93,8 +94,12 @@ def judge(config: DictConfig, whole: bool = True) -> Iterator[Result]:
         whole: with the model's head and verl's own check, which verl's bare defaults do not pass.
     """
     if not ours.is_otb(config.algorithm):
-        estimator = config.algorithm.adv_estimator
-        yield skipped("config.otb", f"algorithm.adv_estimator={estimator} is not OTB: the run is not judged")
+        estimator = str(ours.name_of(config.algorithm.adv_estimator))
+        if meant := get_close_matches(estimator, ours.ESTIMATORS, 1):
+            what = f"algorithm.adv_estimator={estimator} is none of OTB's"
+            yield failed("config.otb", what, f"Did you mean algorithm.adv_estimator={meant[0]}?")
+        else:
+            yield skipped("config.otb", f"algorithm.adv_estimator={estimator} is not OTB: the run is not judged")
         return
     try:
         ours.check(config)

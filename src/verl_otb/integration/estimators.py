@@ -47,6 +47,7 @@ def _estimate(
     sum_pi_squared: torch.Tensor,
     rollout_is_weights: torch.Tensor | None = None,
     config: Any = None,
+    handle_zero_tail: bool | None = None,
     **_: Any,
 ) -> Estimate:
     """The Optimal Token Baseline (arXiv 2602.07078) from verl's fields.
@@ -60,6 +61,7 @@ def _estimate(
         sum_pi_squared: (bs, response_length), Σ_v π_v² of each token's distribution.
         rollout_is_weights: (bs, response_length), importance weights ρ, or None.
         config: the run's `algorithm` section; `algorithm.otb` holds our options.
+        handle_zero_tail: as an argument it wins over the option. verl's trainers do not pass it.
         **_: whatever else a verl passes.
 
     Returns:
@@ -79,7 +81,8 @@ def _estimate(
         "sum_pi_squared": sum_pi_squared,
         "rollout_is_weights": rollout_is_weights,
     }
-    how: Any = {"align": align, "handle_zero_tail": chosen.handle_zero_tail}
+    zero_tail = chosen.handle_zero_tail if handle_zero_tail is None else handle_zero_tail
+    how: Any = {"align": align, "handle_zero_tail": zero_tail}
     estimate = optimal_token_advantages(**inputs, index=index, **how, diagnostics=_watching.get())
     if chosen.dump_dir is not None:
         record(chosen.dump_dir, inputs, index, **how)
