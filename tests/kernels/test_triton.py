@@ -6,6 +6,7 @@ files of this directory for impl="triton". By hand: TRITON_INTERPRET=1 pytest te
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -65,6 +66,8 @@ def test_triton_compiles_for_a_gpu(dtype, temperature):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    if "constexprs" not in inspect.signature(ASTSource).parameters:
+        pytest.skip(f"triton {triton.__version__} has another compiler interface")
     from verl_otb.kernels import triton_kernels
 
     launch = triton_kernels.DEFAULT
