@@ -56,7 +56,12 @@ def figures_by_definition(batch, align, handle_zero_tail):
         rho = weights or [[1.0] * len(row) for row in mask]
         return fmean(rho[i][t] ** 2 * defined.token_energy[i][t] * advantage(i, t) ** 2 for i, t in cells)
 
-    ours = power(lambda i, t: defined.advantages[i][t])
+    def advantage(i, t):
+        """Without the definition's rounding where all returns of a column are equal."""
+        exact = defined.advantages[i][t]
+        return exact if abs(exact) > 1e-13 * abs(defined.returns[i][t]) else 0.0
+
+    ours = power(advantage)
     reference = power(lambda i, t: defined.returns[i][t] - mean[index[i]])
     return {
         "baseline/mean": fmean(values(defined.baseline)),
