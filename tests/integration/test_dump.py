@@ -57,9 +57,7 @@ def test_a_step_s_numbers(trainer, transfer_queue, tmp_path, estimator, align):
     v1, batch = trainer(f"algorithm.adv_estimator={estimator}"), put_batch(transfer_queue)
     mask = batch.fields("response_mask")["response_mask"]
     mask[2][3] = 0  # tool output
-    transfer_queue.kv_batch_put(
-        keys=batch.keys, partition_id="train", fields=TensorDict({"response_mask": jagged(mask)}, batch_size=len(mask))
-    )
+    batch.put(response_mask=mask)
     fields = take_step(v1, batch, 7)
     (step,) = flushed(tmp_path / "dump").values()
     # Two groups of three rows; the dump has the one whose scores differ most first: a has .5, 1, .5, b has 0, 0, 1.

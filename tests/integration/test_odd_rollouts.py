@@ -4,8 +4,7 @@ trainer methods, a real TransferQueue and a real actor."""
 import pytest
 import torch
 from real_trainer import padded, put_batch, v1_trainer
-from real_worker import jagged, tiny_config, training_worker
-from tensordict import TensorDict
+from real_worker import tiny_config, training_worker
 
 from verl_otb import optimal_token_advantages
 
@@ -74,9 +73,7 @@ def test_a_prompt_whose_answers_all_fail(transfer_queue, steps):
         torch.zeros(length).index_fill(0, torch.tensor(length - 1), float(uid == "a" and row % 4 == 0))
         for row, (uid, _, length) in enumerate(rows)
     ]
-    transfer_queue.kv_batch_put(
-        keys=batch.keys, partition_id="train", fields=TensorDict({"rm_scores": jagged(scores)}, batch_size=len(rows))
-    )
+    batch.put(rm_scores=scores)
     fields, expected, _ = steps(batch)
     for (uid, _, _), advantages in zip(rows, fields["advantages"], strict=True):
         assert bool(advantages.any()) == (uid == "a")

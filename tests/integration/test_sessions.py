@@ -4,8 +4,7 @@ import pytest
 import torch
 from joined_sessions import OUTPUTS, of_the_definition, put_sessions
 from real_trainer import v1_trainer
-from real_worker import jagged, tiny_config, training_worker
-from tensordict import TensorDict
+from real_worker import tiny_config, training_worker
 
 from verl_otb.errors import InputError
 from verl_otb.integration.sessions import Sessions
@@ -31,8 +30,7 @@ def test_a_session_is_one_trajectory(worker, transfer_queue, tiny_task, estimato
     if kl:
         log_probs = batch.fields("old_log_probs")["old_log_probs"]
         reference = [row - 0.3 * torch.rand(len(row)) for row in log_probs]
-        fields = TensorDict({"ref_log_prob": jagged(reference)}, batch_size=len(reference))
-        transfer_queue.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
+        batch.put(ref_log_prob=reference)
         penalty = [0.5 * (ours - theirs) for ours, theirs in zip(log_probs, reference, strict=True)]
     trainer._compute_advantage(meta, metrics)
     fields = batch.fields()
@@ -78,11 +76,7 @@ def test_a_bad_value_is_named_by_its_output(worker, transfer_queue, tiny_task):
     meta = trainer._compute_old_log_prob(batch.meta, metrics={})
     log_probs = batch.fields("old_log_probs")["old_log_probs"]
     log_probs[7][2] = float("nan")  # third token of the second output of b's second session
-    transfer_queue.kv_batch_put(
-        keys=batch.keys,
-        partition_id="train",
-        fields=TensorDict({"old_log_probs": jagged(log_probs)}, batch_size=len(log_probs)),
-    )
+    batch.put(old_log_probs=log_probs)
     with pytest.raises(InputError, match=rf"old_log_probs: .* the token is column 2 of {batch.keys[7]}\.$") as caught:
         trainer._compute_advantage(meta, {})
     error = caught.value

@@ -5,8 +5,7 @@ import copy
 import pytest
 import torch
 from real_trainer import padded, put_batch, v1_trainer
-from real_worker import jagged, tiny_config, training_worker
-from tensordict import TensorDict
+from real_worker import tiny_config, training_worker
 from transformers import AutoModelForCausalLM
 
 from verl_otb import optimal_token_advantages
@@ -130,11 +129,7 @@ def test_a_reward_on_every_token(trainer, transfer_queue):
     v1, batch = trainer(), put_batch(transfer_queue)
     meta = v1._compute_old_log_prob(batch.meta, metrics={})
     rewards = [torch.linspace(-1, 1, len(row)) for row in batch.fields("responses")["responses"]]
-    transfer_queue.kv_batch_put(
-        keys=meta.keys,
-        partition_id="train",
-        fields=TensorDict({"rm_scores": jagged(rewards)}, batch_size=len(rewards)),
-    )
+    batch.put(rm_scores=rewards)
     v1._compute_advantage(meta, {})
     advantages = expected(batch.fields(), padded(rewards))
     assert advantages.abs().max() > 0.5
@@ -154,11 +149,7 @@ def test_kl_in_the_reward_and_rejection(trainer, transfer_queue):
     meta = v1._compute_old_log_prob(batch.meta, metrics={})
     mask_before = padded(batch.fields("response_mask")["response_mask"])
     reference = [row - 0.3 * torch.rand(len(row)) for row in batch.fields("old_log_probs")["old_log_probs"]]
-    meta = transfer_queue.kv_batch_put(
-        keys=meta.keys,
-        partition_id="train",
-        fields=TensorDict({"ref_log_prob": jagged(reference)}, batch_size=len(reference)),
-    )
+    meta = batch.put(ref_log_prob=reference)
     v1._compute_advantage(meta, {})
     fields = batch.fields()
     mask, scores = padded(fields["response_mask"]), padded(fields["rm_scores"])
@@ -247,11 +238,7 @@ def test_nan_from_a_diverged_model_is_named(trainer, transfer_queue):
     meta = v1._compute_old_log_prob(batch.meta, metrics={})
     rows = batch.fields("sum_pi_squared")["sum_pi_squared"]
     rows[2][4] = float("nan")
-    transfer_queue.kv_batch_put(
-        keys=meta.keys,
-        partition_id="train",
-        fields=TensorDict({"sum_pi_squared": jagged(rows)}, batch_size=len(rows)),
-    )
+    batch.put(sum_pi_squared=rows)
     with pytest.raises(InputError, match=r"^step 7: sum_pi_squared: .* row 2, column 4, uid 'a'") as caught:
         v1._compute_advantage(meta, {})
     error = caught.value

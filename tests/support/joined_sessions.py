@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from definition import define
 from real_trainer import Batch, put_batch
-from real_worker import jagged
-from tensordict import TensorDict
 
 # (uid, session, index), prompt and response length, score; in no order, as TransferQueue may give them.
 OUTPUTS = [
@@ -37,11 +35,7 @@ def put_sessions(queue: Any) -> Batch:
     mask = [torch.ones(length, dtype=torch.int64) for _, _, length, _ in OUTPUTS]
     mask[3][2] = 0  # a hole in the middle, and a row that ends in tool output: its length still counts
     mask[5][-1] = 0
-    queue.kv_batch_put(
-        keys=batch.keys,
-        partition_id="train",
-        fields=TensorDict({"rm_scores": jagged(scores), "response_mask": jagged(mask)}, batch_size=len(mask)),
-    )
+    batch.put(rm_scores=scores, response_mask=mask)
     return batch
 
 

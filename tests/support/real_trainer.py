@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from real_worker import jagged, token_fields
+from tensordict import TensorDict
 
 # Two prompts with three answers each, of different lengths, in no order; (uid, prompt length, response length).
 ROWS = [("b", 5, 7), ("a", 3, 2), ("a", 4, 9), ("b", 6, 1), ("a", 2, 9), ("b", 4, 4)]
@@ -37,6 +38,11 @@ class Batch:
     queue: Any
     meta: Any
     keys: list[str]
+
+    def put(self, **fields: list[torch.Tensor]) -> Any:
+        """Rows of further fields, or others in the place of those that are there; returns TransferQueue's batch."""
+        rows = TensorDict({name: jagged(values) for name, values in fields.items()}, batch_size=len(self.keys))
+        return self.queue.kv_batch_put(keys=self.keys, partition_id="train", fields=rows)
 
     def fields(self, *names: str) -> dict[str, list[torch.Tensor]]:
         """Rows as they are in TransferQueue now, in the order of the keys."""
