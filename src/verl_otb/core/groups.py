@@ -50,6 +50,16 @@ def _by_value(uid: Any, row: int) -> Hashable:
     return uid  # type: ignore[no-any-return]
 
 
+def _is_missing(uid: Any) -> bool:
+    """None, or one of the values that stand for no value: NaN of any type, NaT, pandas' NA."""
+    if uid is None:
+        return True
+    try:
+        return bool(uid != uid)
+    except (TypeError, ValueError):  # pandas' NA has no truth value
+        return True
+
+
 @dataclass(frozen=True)
 class Block:
     """Some whole groups of a batch, all of `group_size` rows.
@@ -99,13 +109,3 @@ def group_blocks(ids: torch.Tensor, max_rows: int, device: torch.device | str = 
                 blocks.append(Block(slice(first, first + len(rows)) if side_by_side else same, size))
             start = part.stop
     return blocks
-
-
-def _is_missing(uid: Any) -> bool:
-    """None, or one of the values that stand for no value: NaN of any type, NaT, pandas' NA."""
-    if uid is None:
-        return True
-    try:
-        return bool(uid != uid)
-    except (TypeError, ValueError):  # pandas' NA has no truth value
-        return True

@@ -86,7 +86,7 @@ def verl(_: bool) -> Iterator[Result]:
         yield failed("verl", f"cannot be imported: {reason(error)}", 'Install or mend it: pip install "verl-otb[verl]"')
         return
     version = patching.verl_version()
-    if SpecifierSet(SUPPORTED).contains(version, prereleases=True):
+    if patching.within(version, SUPPORTED):
         yield ok("verl", f"{version} (supported: {SUPPORTED})")
     else:
         todo = f'Install "verl{SUPPORTED}", or a verl-otb that supports {version}.'

@@ -7,7 +7,7 @@ the driver does not load the plugin where only `external_lib` names it. Runs wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -46,7 +46,15 @@ class Options:
     dump_dir: str | None = None
 
 
-_VALUES: dict[str, tuple[Any, ...]] = {"handle_zero_tail": (True, False), "bypass": ("forward", "refuse")}
+# What an option's value is to be, and whether it is.
+_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "handle_zero_tail": ("true or false", lambda value: isinstance(value, bool)),
+    "bypass": ("forward or refuse", lambda value: value in ("forward", "refuse")),
+    "dump_dir": (
+        "the path of a directory",
+        lambda value: value is None or (isinstance(value, str) and bool(value.strip())),
+    ),
+}
 
 
 def is_otb(algorithm: Any) -> bool:
@@ -77,12 +85,9 @@ def options(algorithm: Mapping[str, Any] | None) -> Options:
             f"Correct or remove the override +algorithm.otb.{unknown[0]}=…"
         )
     for name, value in section.items():
-        if name == "dump_dir":
-            if value is not None and not (isinstance(value, str) and value.strip()):
-                raise ConfigError(f"algorithm.otb.dump_dir is to be the path of a directory, found {value!r}.")
-        elif not any(type(value) is type(allowed) and value == allowed for allowed in _VALUES[name]):
-            choice = " or ".join(str(allowed).lower() for allowed in _VALUES[name])
-            raise ConfigError(f"algorithm.otb.{name} is to be {choice}, found {value!r}.")
+        what, is_good = _VALUES[name]
+        if not is_good(value):
+            raise ConfigError(f"algorithm.otb.{name} is to be {what}, found {value!r}.")
     return Options(**section)
 
 

@@ -79,7 +79,7 @@ def require_hooks() -> None:
         UnsupportedVerl, HookTargetChanged, VerlOtbError
     """
     version = verl_version()
-    if not _within(version, SUPPORTED):
+    if not within(version, SUPPORTED):
         raise UnsupportedVerl(version, SUPPORTED)
     for reason in _status.values():
         if isinstance(reason, VerlOtbError):
@@ -87,7 +87,8 @@ def require_hooks() -> None:
 
 
 @functools.cache  # asked at every advantage computation
-def _within(version: str, versions: str) -> bool:
+def within(version: str, versions: str) -> bool:
+    """Whether a version is in a range (PEP 440), pre-releases included."""
     return SpecifierSet(versions).contains(version, prereleases=True)
 
 
@@ -116,7 +117,7 @@ def _on_import(hook: Hook, module: Any) -> None:
 
 def _put_in(hook: Hook, module: Any) -> None:
     version = verl_version()
-    if not _within(version, hook.verl):
+    if not within(version, hook.verl):
         raise _changed(hook, version, f"verl {version}")
     try:
         owner, name = _owner(hook, module)
