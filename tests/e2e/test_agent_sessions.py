@@ -13,6 +13,7 @@ from otb_runs import (
     model_before,
     probe,
     probed,
+    real_rows,
 )
 
 pytestmark = pytest.mark.e2e
@@ -46,9 +47,7 @@ def run(tiny_task, tmp_path_factory):
 @pytest.fixture(params=range(1, STEPS + 1))
 def fields(request, run):
     """The rows of a step's batch, without those that verl fills it up with."""
-    fields = probe(run.directory, request.param)
-    real = [row for row, uid in enumerate(fields["uid"]) if not uid.startswith("pad")]
-    return {name: [rows[row] for row in real] for name, rows in fields.items()}
+    return real_rows(probe(run.directory, request.param))
 
 
 def outputs(fields):

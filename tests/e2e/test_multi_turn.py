@@ -13,6 +13,7 @@ from otb_runs import (
     model_before,
     probe,
     probed,
+    real_rows,
 )
 from transformers import AutoTokenizer
 from verl_run import STEPS
@@ -66,12 +67,11 @@ def rows(multi_turn):
     """The rows of every step, without those that verl pads a batch with where a session failed."""
     rows = []
     for step in range(1, STEPS + 1):
-        fields = probe(multi_turn.directory, step)
+        fields = real_rows(probe(multi_turn.directory, step))
         names = ("responses", "response_mask", "returns", "rm_scores")
-        for uid, *columns in zip(fields["uid"], *(fields[name] for name in names), strict=True):
-            if not uid.startswith("pad"):
-                tokens, mask, returns, scores = (column.tolist() for column in columns)
-                rows.append(Row(tokens, mask, returns, reward=scores[-1]))
+        for columns in zip(*(fields[name] for name in names), strict=True):
+            tokens, mask, returns, scores = (column.tolist() for column in columns)
+            rows.append(Row(tokens, mask, returns, reward=scores[-1]))
     return rows
 
 

@@ -10,6 +10,7 @@ from otb_runs import (
     policy,
     probe,
     probed,
+    real_rows,
     sum_pi_squared_gap,
 )
 from real_trainer import padded
@@ -49,11 +50,6 @@ def two_ranks(tiny_task, tmp_path_factory):
 
 def is_padding(fields):
     return torch.tensor([uid.startswith("pad") for uid in fields["uid"]])
-
-
-def real_rows(fields):
-    padding = is_padding(fields)
-    return {name: [row for row, drop in zip(rows, padding, strict=True) if not drop] for name, rows in fields.items()}
 
 
 @pytest.fixture(params=range(1, STEPS + 1))

@@ -51,6 +51,12 @@ def probe(directory: Path, step: int, update: int = 0) -> dict[str, Any]:
     return torch.load(directory / "probe" / f"step_{step}_{update}.pt", weights_only=False)
 
 
+def real_rows(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields without the rows that V1 fills a batch up with."""
+    real = [row for row, uid in enumerate(fields["uid"]) if not uid.startswith("pad")]
+    return {name: [rows[row] for row in real] for name, rows in fields.items()}
+
+
 # Overrides and environment of a probed run that saves the policy before each update as well.
 SAVE_POLICY = ["actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]"], {"OTB_PROBE_POLICY": "1"}
 
