@@ -42,6 +42,12 @@ check_data() { # FILE...
     done
 }
 
+# A name that verl does not know would end the run only after its first rollout.
+check_estimator() {
+    check_values '(tir_)?optimal_token_baseline|grpo(_vectorized|_passk)?|rloo(_vectorized)?|opo|gpg|gdpo|remax|reinforce_plus_plus(_baseline)?' \
+        "an estimator of verl's that needs no critic; one of your own as the argument algorithm.adv_estimator=…" ADV_ESTIMATOR
+}
+
 # Those of this node. With RAY_ADDRESS the run joins a cluster, whose GPUs Ray counts; the CPU platform has none.
 check_gpus() {
     local visible
@@ -49,6 +55,8 @@ check_gpus() {
         return
     elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
         visible=$(tr ',' '\n' <<< "$CUDA_VISIBLE_DEVICES" | grep -c '[^[:space:]]' || true)
+        ((visible > 0)) || refuse "no GPU is visible" "CUDA_VISIBLE_DEVICES is set, and empty" \
+            "NGPUS_PER_NODE=$NGPUS_PER_NODE" "Name GPUs in CUDA_VISIBLE_DEVICES, or unset it"
         ((visible >= NGPUS_PER_NODE)) || refuse "too few GPUs are visible" "$visible in CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" \
             "NGPUS_PER_NODE=$NGPUS_PER_NODE" "Name more in CUDA_VISIBLE_DEVICES, or set NGPUS_PER_NODE=$visible"
     else

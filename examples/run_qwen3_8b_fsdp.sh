@@ -45,7 +45,9 @@ source "$REPOSITORY/examples/checks.sh"
 check_values '[1-9][0-9]*' 'a positive whole number' NNODES NGPUS_PER_NODE TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE \
     MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH PPO_MAX_TOKEN_LEN_PER_GPU ROLLOUT_TP ROLLOUT_N TOTAL_EPOCHS
 check_values '-1|[1-9][0-9]*' 'a positive whole number, or -1 for never' SAVE_FREQ TEST_FREQ
-check_values '([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?' 'a number' ACTOR_LR ENTROPY_COEFF ROLLOUT_GPU_MEM_UTIL
+check_values '([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?' 'a number' ACTOR_LR ENTROPY_COEFF
+check_values '0?\.[0-9]*[1-9][0-9]*|1|1\.0*' 'a share of the memory, above 0 and at most 1' ROLLOUT_GPU_MEM_UTIL
+check_estimator
 check_values 'True|False' 'True or False' USE_FUSED_KERNELS
 check_values '0|1' '0 or 1' VERL_USE_UV
 check_divides TRAIN_BATCH_SIZE "$TRAIN_BATCH_SIZE" PPO_MINI_BATCH_SIZE "$PPO_MINI_BATCH_SIZE"
@@ -55,7 +57,8 @@ check_length
 check_model
 if [[ $VERL_USE_UV == 1 ]]; then PYTHON=$GPU_ENV/bin/python; else PYTHON=${PYTHON:-python3}; fi
 check_data "$DATA_DIR"/{gsm8k,math}/{train,test}.parquet
-check_gpus
+# Hydra's --cfg prints the run's configuration and starts nothing.
+[[ " $* " == *" --cfg "* ]] || check_gpus
 WORKERS=()
 if [[ $VERL_USE_UV == 1 ]]; then
     bash "$REPOSITORY/examples/make_gpu_env.sh" "$GPU_ENV"

@@ -24,13 +24,16 @@ def test_bash_and_shellcheck(script):
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a script with four data files, this Python, and `env`; it ends in a check, or composes the job's config."""
+    """Run a script with four data files, this Python, and `env`; it ends in a check, or composes the job's config.
+    `cfg=()` for checks that composing does without."""
     for name in ("gsm8k/train", "gsm8k/test", "math/train", "math/test"):
         path = tmp_path / "data" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
-    def run(*arguments: str, script: Path = FSDP, **env: str | None) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str, script: Path = FSDP, cfg: tuple[str, ...] = ("--cfg", "job"), **env: str | None
+    ) -> subprocess.CompletedProcess[str]:
         variables = {
             **os.environ,
             "VERL_PLATFORM": "cpu",
@@ -42,7 +45,7 @@ def run(tmp_path):
             **env,
         }
         return subprocess.run(
-            ["bash", script, *arguments, "--cfg", "job"],
+            ["bash", script, *arguments, *cfg],
             env={name: value for name, value in variables.items() if value is not None},
             capture_output=True,
             text=True,
@@ -81,7 +84,10 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
         ("TEST_FREQ", "-2", "a positive whole number, or -1 for never"),
         ("ACTOR_LR", "1e-", "a number"),
         ("ENTROPY_COEFF", "none", "a number"),
-        ("ROLLOUT_GPU_MEM_UTIL", "75%", "a number"),
+        *(
+            ("ROLLOUT_GPU_MEM_UTIL", value, "a share of the memory, above 0 and at most 1")
+            for value in ("75%", "0", "0.0", "1.5", "75")
+        ),
         ("USE_FUSED_KERNELS", "1", "True or False"),
         ("VERL_USE_UV", "yes", "0 or 1"),
     ],
@@ -120,6 +126,19 @@ def test_sizes(run, env, what, found):
     refused(run(**env), what, found)
 
 
+def test_estimators_are_verl_s_without_a_critic(run):
+    from verl.trainer.ppo.core_algos import AdvantageEstimator
+
+    names = {estimator.value for estimator in AdvantageEstimator}
+    for name in (*names, "optimal_token_base", "OTB"):
+        done = run(ADV_ESTIMATOR=name, MODEL_PATH="/nowhere")
+        refused(done, "MODEL_PATH is no model" if name in names - {"gae"} else "ADV_ESTIMATOR has a value")
+
+
+def test_an_estimator_of_one_s_own(run):
+    assert "adv_estimator: mine" in run("algorithm.adv_estimator=mine").stdout
+
+
 def test_model(run, tmp_path):
     refused(run(MODEL_PATH=str(tmp_path)), "MODEL_PATH is no model", f"MODEL_PATH={tmp_path}", "config.json")
 
@@ -143,13 +162,13 @@ def test_data_with_the_environment_still_to_make(run, tmp_path):
 
 def test_gpus_named(run):
     refused(
-        run(VERL_PLATFORM="", CUDA_VISIBLE_DEVICES="0,1,5"),
+        run(cfg=(), VERL_PLATFORM="", CUDA_VISIBLE_DEVICES="0,1,5"),
         "too few GPUs are visible",
         "3 in CUDA_VISIBLE_DEVICES=0,1,5",
         "expected  NGPUS_PER_NODE=8",
         "set NGPUS_PER_NODE=3",
     )
-    refused(run(VERL_PLATFORM="", CUDA_VISIBLE_DEVICES=""), "0 in CUDA_VISIBLE_DEVICES=")
+    refused(run(cfg=(), VERL_PLATFORM="", CUDA_VISIBLE_DEVICES=""), "no GPU is visible", "or unset it")
 
 
 def test_gpus_counted(run, tmp_path):
@@ -159,15 +178,21 @@ def test_gpus_counted(run, tmp_path):
     smi.write_text('#!/bin/sh\nprintf "GPU 0: NVIDIA H200 (UUID: GPU-a)\\nGPU 1: NVIDIA H200 (UUID: GPU-b)\\n"\n')
     smi.chmod(0o755)
     env = {"VERL_PLATFORM": "", "PATH": f"{smi.parent}:{os.environ['PATH']}"}
-    refused(run(**env), "too few GPUs are visible", "2 in nvidia-smi --list-gpus", "expected  NGPUS_PER_NODE=8")
+    refused(run(cfg=(), **env), "too few GPUs are visible", "2 in nvidia-smi --list-gpus", "expected  NGPUS_PER_NODE=8")
     # Two are enough for two: the next check has its turn.
     two = {"NGPUS_PER_NODE": "2", "PYTHON": "no-such-python"}
-    refused(run(**env, **two), "PYTHON is no program", "PYTHON=no-such-python")
+    refused(run(cfg=(), **env, **two), "PYTHON is no program", "PYTHON=no-such-python")
 
 
 def test_gpus_of_a_cluster_are_its_own_matter(run):
-    done = run(VERL_PLATFORM="", CUDA_VISIBLE_DEVICES="", RAY_ADDRESS="auto", PYTHON="no-such-python")
+    done = run(cfg=(), VERL_PLATFORM="", CUDA_VISIBLE_DEVICES="", RAY_ADDRESS="auto", PYTHON="no-such-python")
     refused(done, "PYTHON is no program")
+
+
+def test_composing_needs_no_gpu(run):
+    done = run(VERL_PLATFORM="", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    assert "adv_estimator: optimal_token_baseline" in done.stdout
 
 
 @pytest.fixture
