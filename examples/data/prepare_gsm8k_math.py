@@ -34,7 +34,7 @@ def number_after_hashes(answer: str) -> str:
     """
     _, hashes, number = answer.rpartition("####")
     number = number.strip().replace(",", "")
-    if not hashes or not re.fullmatch(r"-?[0-9.]+", number):
+    if not hashes or not re.fullmatch(r"-?\.?[0-9][0-9.]*", number):
         raise DataError(f"no number after '####' at the end of {answer[-60:]!r}")
     return number
 
@@ -106,6 +106,8 @@ def read_local(source: Source, split: str, copies: Path) -> pandas.DataFrame:
     below = [path for path in below if path.parent.name in ("main", "data", "default")] or below
     named = [path for path in below if path.name.startswith(split)]
     if tables := [path for path in named if path.suffix == ".parquet"]:
+        if len({path.name for path in tables}) < len(tables):
+            raise DataError(f"one file several times, so its rows too: {', '.join(map(str, tables))}. Keep one copy")
         return pandas.concat(map(pandas.read_parquet, tables), ignore_index=True)
     if lines := [path for path in named if path.suffix == ".jsonl"]:
         return pandas.concat([pandas.read_json(path, lines=True, dtype=False) for path in lines], ignore_index=True)

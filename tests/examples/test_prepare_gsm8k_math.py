@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,7 +115,7 @@ def test_box_and_number(script):
     assert script.last_boxed(r"\boxed{1} or \boxed{a{b{c}}d}") == "a{b{c}}d"
     assert script.last_boxed(r"\fbox{4}") == "4"
     assert script.last_boxed(r"$\boxed 2$ in all") == "2"
-    for broken in ("no answer", "#### about five", "####"):
+    for broken in ("no answer", "#### about five", "####", "#### .", "#### -"):
         with pytest.raises(script.DataError, match="no number"):
             script.number_after_hashes(broken)
     with pytest.raises(script.DataError, match="do not close"):
@@ -151,6 +152,14 @@ def test_unreadable_file(tmp_path):
     done = prepare("--data-dir", tmp_path / "made", "--local-dir", copies)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("prepare_gsm8k_math.py: gsm8k/test: ")
+
+
+def test_a_file_that_is_there_twice(tmp_path):
+    copies = small_math.as_on_the_hub(tmp_path)
+    shutil.copytree(copies / "gsm8k" / "main", copies / "gsm8k" / "old" / "main")
+    done = prepare("--data-dir", tmp_path / "made", "--local-dir", copies)
+    assert done.returncode == 2
+    assert "gsm8k/train: one file several times" in done.stderr
 
 
 def test_no_copies(tmp_path):

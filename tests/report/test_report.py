@@ -101,6 +101,11 @@ def test_nothing_at_all(tmp_path, capsys):
     assert "is not there" in capsys.readouterr().err
 
 
+def test_a_run_beside_it_that_is_not_there(run, tmp_path, capsys):
+    assert report(run, "--beside", tmp_path / "none") == 1
+    assert f"{tmp_path / 'none'} is not there" in capsys.readouterr().err
+
+
 def test_metrics_of_another_kind_are_nothing(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {"loss": 1}}\n')
     assert report(tmp_path) == 1

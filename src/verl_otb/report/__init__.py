@@ -107,9 +107,10 @@ def _pictures() -> Any:
 
 
 def _runs(args: argparse.Namespace, missing: list[str]) -> list[Metrics]:
-    if not args.RUN.exists():
-        raise VerlOtbError(f"{args.RUN} is not there.")
     paths, runs = [args.RUN, *args.beside], []
+    for path in paths:
+        if not path.exists():
+            raise VerlOtbError(f"{path} is not there.")
     for path, name in zip(paths, names_of(paths), strict=True):
         file = find_metrics(path)
         metrics = read_metrics(file, name) if file is not None else None

@@ -34,7 +34,11 @@ WORDS = [
     ("B", "The Optimal Token Baseline: the mean of G over the responses to the prompt, each weighted by its W."),
     ("A", "Advantage, what the token is trained with: G − B."),
     ("group mean", "The mean score of the responses to the prompt: the baseline that GRPO and its kin take."),
-    ("gradient power", "ρ²A²w. No baseline changes the gradient's expectation, so less power is less noise around it."),
+    (
+        "gradient power",
+        "ρ²A²w. Less of it is less noise, as far as the gradient's expectation stays: B and the group mean hold the "
+        "response's own reward, which takes from both.",
+    ),
 ]
 
 
