@@ -7,6 +7,7 @@ from estimator_cases import CASES, ESTIMATORS, NAMES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_batches import ALIGNMENTS, batches, poisoned
+from variants import METHODS, named
 
 from verl_otb.core import advantage, optimal_token_advantages, optimal_token_baseline, reward_to_go
 
@@ -55,45 +56,51 @@ def test_random_batches(batch, align, handle_zero_tail):
     assert_as_defined(batch, align=align, handle_zero_tail=handle_zero_tail)
 
 
-@settings(max_examples=100, deadline=None)
-@given(batch=batches(), align=st.sampled_from(ALIGNMENTS), handle_zero_tail=st.booleans())
-def test_what_stands_under_masked_tokens_never_matters(batch, align, handle_zero_tail):
-    options = {"align": align, "handle_zero_tail": handle_zero_tail}
-    clean, bad = (optimal_token_baseline(**b, **options) for b in (batch, poisoned(batch)))
+@pytest.mark.parametrize("method", METHODS, ids=named)
+@settings(max_examples=60, deadline=None)
+@given(batch=batches())
+def test_every_method(method, batch):
+    assert_as_defined(batch, **method)
+
+
+@settings(max_examples=200, deadline=None)
+@given(batch=batches(), method=st.sampled_from(METHODS))
+def test_what_stands_under_masked_tokens_never_matters(batch, method):
+    clean, bad = (optimal_token_baseline(**b, **method) for b in (batch, poisoned(batch)))
     for name in FIELDS:
         assert torch.equal(getattr(clean, name), getattr(bad, name)), name
         assert (getattr(bad, name)[batch["response_mask"] == 0] == 0).all(), name
 
 
-@settings(max_examples=50, deadline=None)
-@given(batch=batches(), align=st.sampled_from(ALIGNMENTS), data=st.data())
-def test_the_order_of_rows_does_not_matter(batch, align, data):
+@settings(max_examples=100, deadline=None)
+@given(batch=batches(), method=st.sampled_from(METHODS), data=st.data())
+def test_the_order_of_rows_does_not_matter(batch, method, data):
     order = data.draw(st.permutations(range(len(batch["index"]))))
     moved = {name: x[order] for name, x in batch.items() if name != "index"}
     moved["index"] = [batch["index"][row] for row in order]
-    ours, theirs = (optimal_token_advantages(**b, align=align) for b in (batch, moved))
+    ours, theirs = (optimal_token_advantages(**b, **method) for b in (batch, moved))
     for here, there in zip(ours, theirs, strict=True):
         torch.testing.assert_close(here[order], there, rtol=0, atol=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
-@given(batch=batches(), align=st.sampled_from(ALIGNMENTS), block_tokens=st.integers(1, 30))
-def test_the_size_of_blocks_does_not_matter(batch, align, block_tokens):
-    whole = optimal_token_baseline(**batch, align=align)
+@settings(max_examples=100, deadline=None)
+@given(batch=batches(), method=st.sampled_from(METHODS), block_tokens=st.integers(1, 30))
+def test_the_size_of_blocks_does_not_matter(batch, method, block_tokens):
+    whole = optimal_token_baseline(**batch, **method)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(advantage._BLOCK_TOKENS, "cpu", block_tokens)
-        in_blocks = optimal_token_baseline(**batch, align=align)
+        in_blocks = optimal_token_baseline(**batch, **method)
     for name in FIELDS:
         assert torch.equal(getattr(whole, name), getattr(in_blocks, name)), name
 
 
-@settings(max_examples=30, deadline=None)
-@given(batch=batches(), align=st.sampled_from(ALIGNMENTS))
-def test_both_entries_agree_and_leave_their_inputs_alone(batch, align):
+@settings(max_examples=60, deadline=None)
+@given(batch=batches(), method=st.sampled_from(METHODS))
+def test_both_entries_agree_and_leave_their_inputs_alone(batch, method):
     batch |= {name: x.double() for name, x in batch.items() if name != "index"}  # no copy is needed to read these
     before = {name: x.clone() for name, x in batch.items() if name != "index"}
-    full = optimal_token_baseline(**batch, align=align)
-    advantages, returns = optimal_token_advantages(**batch, align=align)
+    full = optimal_token_baseline(**batch, **method)
+    advantages, returns = optimal_token_advantages(**batch, **method)
     assert torch.equal(advantages, full.advantages)
     assert torch.equal(returns, full.returns)
     for name, values in before.items():

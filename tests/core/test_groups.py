@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from variants import METHODS, named
 
 from verl_otb.core.advantage import _estimate_block
 from verl_otb.core.checks import Inputs
 from verl_otb.core.groups import Block, group_blocks, group_ids
+from verl_otb.core.method import Method
 from verl_otb.errors import InputError
 
 
@@ -72,14 +74,14 @@ def test_neighbouring_rows_are_not_copied():
     assert block.take(rows).data_ptr() == rows.data_ptr()
 
 
-@pytest.mark.parametrize("align", ["position", "token"])
+@pytest.mark.parametrize("method", METHODS, ids=named)
 @pytest.mark.parametrize("rows", ["slice", "numbers"])
-def test_a_block_never_waits_for_its_device(align, rows):
+def test_a_block_never_waits_for_its_device(method, rows):
     """Meta tensors have no values: whatever reads one raises."""
     x = torch.empty(4, 6, device="meta")
     block = Block(slice(0, 4) if rows == "slice" else torch.empty(4, dtype=torch.int64, device="meta"), 2)
     results = {name: torch.empty(4, 6, device="meta") for name in ("token_energy", "baseline", "advantages")}
-    good = _estimate_block(block, Inputs(x, x.bool(), x, x, x), align, False, results)
+    good = _estimate_block(block, Inputs(x, x.bool(), x, x, x), Method(**method), results)
     assert good.device.type == "meta"
     with pytest.raises(RuntimeError):
         bool(good)

@@ -30,11 +30,15 @@ def define(
     importance_weights: Matrix | None = None,
     align: str = "position",
     handle_zero_tail: bool = True,
+    leave_one_out: bool = False,
+    weight: str = "realized",
+    finished_rows: str = "drop",
 ) -> Definition:
-    """The symbols are those of the method: r, m, π, S, ρ, G, w, W, B, A."""
+    """The symbols are those of the method: r, m, π, S, ρ, G, w, W, B, A; V is what stands for W in B."""
     rows, tokens = range(len(rewards)), range(len(rewards[0]))
-    G, w, W, B, A = ([[0.0 for _ in tokens] for _ in rows] for _ in range(5))
-    live_in_column = defaultdict(list)
+    G, w, W, V, B, A = ([[0.0 for _ in tokens] for _ in rows] for _ in range(6))
+    column: dict[tuple[int, int], int] = {}  # of each token
+    compared = defaultdict(dict)  # of each prompt and column: the rows, and at which of their tokens
     rows_with_tokens = defaultdict(set)
     for i in rows:
         kth = 0
@@ -46,19 +50,29 @@ def define(
             w[i][t] = (1 - pi) ** 2 + max(sum_pi_squared[i][t] - pi**2, 0.0)
             rho = importance_weights[i] if importance_weights else [1.0] * len(tokens)
             W[i][t] = math.fsum(rho[j] ** 2 * w[i][j] for j in range(t + 1) if mask[i][j])
-            live_in_column[index[i], t if align == "position" else kth].append((i, t))
+            V[i][t] = {"realized": W[i][t], "token": rho[t] ** 2 * w[i][t], "uniform": 1.0}[weight]
+            column[i, t] = t if align == "position" else kth
+            compared[index[i], column[i, t]][i] = t
             rows_with_tokens[index[i]].add(i)
             kth += 1
-    for (uid, _), cells in live_in_column.items():
-        returns = [G[i][t] for i, t in cells]
-        weights = [W[i][t] for i, t in cells]
-        if len(rows_with_tokens[uid]) == 1 or (len(cells) == 1 and handle_zero_tail):
+        if finished_rows == "carry" and kth:
+            last = max(t for t in tokens if mask[i][t])
+            for later in range(column[i, last] + 1, len(tokens)):
+                compared[index[i], later][i] = last
+    for i, t in column:
+        cells = [(j, u) for j, u in compared[index[i], column[i, t]].items() if not (leave_one_out and j == i)]
+        returns = [G[j][u] for j, u in cells]
+        weights = [V[j][u] for j, u in cells]
+        if leave_one_out:
+            alone = not cells
+        else:
+            alone = len(rows_with_tokens[index[i]]) == 1 or (len(cells) == 1 and handle_zero_tail)
+        if alone:
             b = 0.0
         elif math.fsum(weights) == 0:
             b = math.fsum(returns) / len(returns)
         else:
             b = math.fsum(g * x for g, x in zip(returns, weights, strict=True)) / math.fsum(weights)
-        for i, t in cells:
-            B[i][t] = b
-            A[i][t] = G[i][t] - b
+        B[i][t] = b
+        A[i][t] = G[i][t] - b
     return Definition(A, G, B, W, w)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from verl_otb.core.baseline import optimal_baseline
 from verl_otb.core.checks import Inputs, all_good, check_shapes, first_fault
+from verl_otb.core.columns import Columns, carry_finished_rows, put_into, token_columns
 from verl_otb.core.diagnostics import Diagnostics
-from verl_otb.core.energy import realized_energy_, token_energy_
+from verl_otb.core.energy import realized_energy_, token_energy_, weighted_energy_
 from verl_otb.core.groups import Block, group_blocks, group_ids
 from verl_otb.core.masking import live_bits, zero_unless
+from verl_otb.core.method import Align, FinishedRows, Method, Weight
 from verl_otb.core.returns import reward_to_go
-from verl_otb.errors import InputError
-
-Align = Literal["position", "token"]
 
 # Tokens of a block, whose float64 scratch has to stay in a core's cache (16 rows of 8,192), or, on an
 # accelerator, to be worth its kernel launches.
@@ -32,8 +31,8 @@ class OptimalTokenBaseline:
     Attributes:
         advantages: A_t = G_t − B_t.
         returns: G_t, the reward-to-go.
-        baseline: B_t.
-        realized_energy: W_t, with ρ² inside.
+        baseline: B_t, the same for all rows of a column but with `leave_one_out`.
+        realized_energy: W_t, with ρ² inside, whatever the `weight`.
         token_energy: w_t, without ρ².
     """
 
@@ -54,14 +53,17 @@ def optimal_token_advantages(
     rollout_is_weights: torch.Tensor | None = None,
     align: Align = "position",
     handle_zero_tail: bool = True,
+    leave_one_out: bool = False,
+    weight: Weight = "realized",
+    finished_rows: FinishedRows = "drop",
     diagnostics: Diagnostics | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns. Arguments and errors are those of `optimal_token_baseline`, which also gives
     what lies between; this takes less memory: no more than the two results and a block of scratch.
     `diagnostics` sums up what lies between, block by block."""
     inputs = Inputs(token_level_rewards, response_mask, old_log_probs, sum_pi_squared, rollout_is_weights)
-    fields = ("advantages", "returns")
-    results = _estimate(inputs, index, align, handle_zero_tail, fields=fields, diagnostics=diagnostics)
+    method = Method(align, handle_zero_tail, leave_one_out, weight, finished_rows)
+    results = _estimate(inputs, index, method, fields=("advantages", "returns"), diagnostics=diagnostics)
     return results["advantages"], results["returns"]
 
 
@@ -75,6 +77,9 @@ def optimal_token_baseline(
     rollout_is_weights: torch.Tensor | None = None,
     align: Align = "position",
     handle_zero_tail: bool = True,
+    leave_one_out: bool = False,
+    weight: Weight = "realized",
+    finished_rows: FinishedRows = "drop",
 ) -> OptimalTokenBaseline:
     """The Optimal Token Baseline (arXiv 2602.07078) of a batch.
 
@@ -93,34 +98,39 @@ def optimal_token_baseline(
         rollout_is_weights: importance weights ρ_t, same shape, floating point, or None.
         align: "position" compares tokens at the same place of their rows (verl's `optimal_token_baseline`),
             "token" the k-th unmasked tokens (`tir_optimal_token_baseline`).
-        handle_zero_tail: B = 0 in columns with one live row; if False such a row is its own baseline.
+        handle_zero_tail: B = 0 in columns with one compared row; if False such a row is its own baseline.
+        leave_one_out: B^i = Σ_{j≠i} W_t G_t / Σ_{j≠i} W_t over the other compared rows; their plain mean where none of
+            them has energy; B = 0 where there is none of them.
+        weight: what stands for W_t in B_t: "realized" itself, "token" ρ_t² w_t of the token alone, "uniform" 1.
+        finished_rows: "drop" compares the rows that have a token in the column. "carry" also those that had their last
+            one in an earlier column, with its G and its weight. Either way a row is not compared in the holes before
+            its last token, nor without a token at all.
 
     Returns:
         All of it on the inputs' device. Log-probs, Σπ² and ρ under masked tokens never matter, NaN included.
 
     Raises:
-        InputError: for types, shapes or devices that do not fit, a uid that is NaN, and with field, first row and
-            column, and uid for a mask other than 0 and 1, a reward that is not finite in a row with unmasked tokens,
-            and on unmasked tokens a log-prob, Σπ² or ρ that is not finite or out of its bounds (`checks.BOUNDS`).
+        InputError: for a keyword of another value, types, shapes or devices that do not fit, a uid that is NaN, and
+            with field, first row and column, and uid for a mask other than 0 and 1, a reward that is not finite in a
+            row with unmasked tokens, and on unmasked tokens a log-prob, Σπ² or ρ that is not finite or out of its
+            bounds (`checks.BOUNDS`).
     """
     inputs = Inputs(token_level_rewards, response_mask, old_log_probs, sum_pi_squared, rollout_is_weights)
     fields = tuple(field.name for field in dataclasses.fields(OptimalTokenBaseline))
-    return OptimalTokenBaseline(**_estimate(inputs, index, align, handle_zero_tail, fields=fields))
+    method = Method(align, handle_zero_tail, leave_one_out, weight, finished_rows)
+    return OptimalTokenBaseline(**_estimate(inputs, index, method, fields=fields))
 
 
 @torch.no_grad()
 def _estimate(
     inputs: Inputs,
     index: Any,
-    align: Align,
-    handle_zero_tail: bool,
+    method: Method,
     *,
     fields: tuple[str, ...],
     diagnostics: Diagnostics | None = None,
 ) -> dict[str, torch.Tensor]:
     """These fields of OptimalTokenBaseline."""
-    if align not in ("position", "token"):
-        raise InputError(f'align: expected "position" or "token", found {align!r}.', "align")
     uids = check_shapes(inputs, index)
     rewards = inputs.token_level_rewards
     results = {name: torch.empty(rewards.shape, dtype=torch.float32, device=rewards.device) for name in fields}
@@ -131,7 +141,7 @@ def _estimate(
     good = torch.ones((), dtype=torch.bool, device=rewards.device)
     for block in group_blocks(group_ids(uids), max_tokens // rewards.shape[1], rewards.device):
         # One flag for all: a small tensor kept from each block would split its memory for the next.
-        good &= _estimate_block(block, inputs, align, handle_zero_tail, results, diagnostics)
+        good &= _estimate_block(block, inputs, method, results, diagnostics)
     if not good:  # the only wait for the device
         raise first_fault(inputs, uids)
     return results
@@ -140,8 +150,7 @@ def _estimate(
 def _estimate_block(
     block: Block,
     inputs: Inputs,
-    align: Align,
-    handle_zero_tail: bool,
+    method: Method,
     results: dict[str, torch.Tensor],
     diagnostics: Diagnostics | None = None,
 ) -> torch.Tensor:
@@ -153,32 +162,40 @@ def _estimate_block(
                 block.put(values, results[name])
 
     live = live_bits(block.take(inputs.response_mask))
-    returns, row_sums, energy, weights, good = _read_block(block, inputs, live)
+    returns, row_sums, energy, importance, good = _read_block(block, inputs, live)
     report(token_energy=energy)
     token_energy = energy if diagnostics is None else energy.clone()
-    realized = zero_unless(live, realized_energy_(energy, weights))
-    aligned = returns, realized, live
-    if align == "token":
-        # The k-th unmasked token of a row goes to column k. Column 0 takes the masked ones, which are all zeros.
-        columns = live.cumsum(-1).neg_().bitwise_and_(live)
-        aligned = _scatter(returns, columns), _scatter(realized, columns), _scatter(live, columns)
-    baseline = optimal_baseline(*aligned, handle_zero_tail=handle_zero_tail)
-    if align == "token":
-        baseline = baseline.expand(*columns.shape[:-1], -1).gather(-1, columns)
+    weights = _other_weights(method.weight, live, energy, importance)
+    realized = zero_unless(live, realized_energy_(energy, importance))
+    columns = Columns(returns, realized if weights is None else weights, live, live)
+    if method.align == "token":
+        places = token_columns(live)
+        bits = put_into(places, live)
+        columns = Columns(put_into(places, returns), put_into(places, columns.weights), bits, bits)
+    if method.finished_rows == "carry":
+        columns = carry_finished_rows(columns)
+    baseline = optimal_baseline(
+        columns.returns,
+        columns.weights,
+        columns.compared,
+        handle_zero_tail=method.handle_zero_tail,
+        leave_one_out=method.leave_one_out,
+    )
+    if method.align == "token":
+        baseline = baseline.expand(*places.shape[:-1], -1).gather(-1, places)
     if diagnostics is not None:
         diagnostics.add(
             live=live,
             row_sums=row_sums,
             returns=returns,
             token_energy=token_energy,
-            importance_weights=weights,
+            importance_weights=importance,
             realized_energy=realized,
             baseline=baseline,
-            column_live=aligned[2],
-            column_energy=aligned[1],
-            handle_zero_tail=handle_zero_tail,
+            columns=columns,
+            handle_zero_tail=method.handle_zero_tail or method.leave_one_out,
         )
-    del aligned
+    del columns, weights
     report(returns=returns, advantages=zero_unless(live, returns - baseline), realized_energy=realized)
     if "baseline" in results:
         report(baseline=zero_unless(live, baseline.expand_as(live).clone()))
@@ -205,6 +222,10 @@ def _read_block(
     return returns, row_sums, token_energy_(log_probs, sum_pi_squared), weights, good
 
 
-def _scatter(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    *shape, tokens = values.shape
-    return values.new_zeros(*shape, tokens + 1).scatter_(-1, columns, values)
+def _other_weights(
+    weight: Weight, live: torch.Tensor, energy: torch.Tensor, importance: torch.Tensor | None
+) -> torch.Tensor | None:
+    """What the rows are weighed by instead of their realized energy; None: by that."""
+    if weight == "uniform":
+        return -live.double()
+    return weighted_energy_(energy.clone(), importance) if weight == "token" else None

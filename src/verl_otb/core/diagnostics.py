@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from verl_otb.core.baseline import without_peer
+from verl_otb.core.columns import Columns
 
 
 class _Totals(NamedTuple):
@@ -39,23 +40,24 @@ class Diagnostics:
         importance_weights: torch.Tensor | None,
         realized_energy: torch.Tensor,
         baseline: torch.Tensor,
-        column_live: torch.Tensor,
-        column_energy: torch.Tensor,
+        columns: Columns,
         handle_zero_tail: bool,
     ) -> None:
         """Add a block: (groups, rows, tokens) tensors that are 0 on masked tokens, `live` as bits (`masking`).
 
-        `row_sums` is (groups, rows), the sum of each row's rewards; `column_…` are the tensors as the rows are
-        compared: by position or by the k-th unmasked token.
+        `row_sums` is (groups, rows), the sum of each row's rewards; `columns` has the tensors as the rows are compared.
         """
         token_power = token_energy if importance_weights is None else token_energy * importance_weights.square()
         has_tokens = live.sum(-1) < 0
         group_mean = (row_sums.sum(-1) / has_tokens.sum(-1).clamp(min=1))[:, None, None]
         advantages = returns - baseline
-        live_rows = -column_live.sum(-2, keepdim=True)
-        total = column_energy.sum(-2, keepdim=True)
-        effective = (total.square() / column_energy.square().sum(-2, keepdim=True)).where(total > 0, live_rows)
-        alone = without_peer(column_live, handle_zero_tail=handle_zero_tail) & (live_rows > 0)
+        live_rows = -columns.live.sum(-2, keepdim=True)
+        compared = live_rows if columns.compared is columns.live else -columns.compared.sum(-2, keepdim=True)
+        in_use = live_rows > 0
+        total = columns.weights.sum(-2, keepdim=True)
+        effective = (total.square() / columns.weights.square().sum(-2, keepdim=True)).where(total > 0, compared)
+        single = in_use & (compared == 1)
+        alone = without_peer(columns.compared, handle_zero_tail=handle_zero_tail)
         mask = live.bool()
         sums = torch.stack(
             [
@@ -64,10 +66,10 @@ class Diagnostics:
                     mask,
                     realized_energy,
                     token_energy,
-                    live_rows == 1,
-                    alone & (live_rows == 1),
-                    effective,
-                    live_rows > 0,
+                    single,
+                    single & alone,
+                    effective.where(in_use, 0.0),
+                    in_use,
                     advantages.square() * token_power,
                     (returns - group_mean).square() * token_power,
                 )
@@ -94,12 +96,13 @@ class Diagnostics:
         """Means over the trained tokens unless said otherwise; empty where there were none.
 
         `baseline/mean`, `baseline/std`: B_t, in the reward's unit. `advantage/std`: A_t. `realized_energy/mean`,
-        `/max`: W_t. `token_energy/mean`: w_t. `single_row_fraction`: tokens without another live row in their
-        column; `zero_tail_fraction`: those whose baseline is 0 for it. `effective_group_size`: (Σ W)² / Σ W² over
-        the rows of a column, mean over columns. `gradient_power`: ρ_t² A_t² w_t, the squared norm of a token's
-        part of the gradient with respect to its logits; `gradient_power_group_mean`: the same with the mean of the
-        group's total rewards for a baseline; `gradient_power_vs_group_mean`: their ratio, below 1 where OTB helps;
-        infinite where the group mean leaves nothing (all returns equal) and OTB's zero tail does.
+        `/max`: W_t. `token_energy/mean`: w_t. `single_row_fraction`: tokens without another row compared in their
+        column, live, or finished and carried on; `zero_tail_fraction`: those whose baseline is 0 for it.
+        `effective_group_size`: (Σ W)² / Σ W² over the rows compared in a column (with `leave_one_out` too all of them),
+        W being their `weight`; mean over the columns with a live row. `gradient_power`: ρ_t² A_t² w_t, the squared norm
+        of a token's part of the gradient with respect to its logits; `gradient_power_group_mean`: the same with the
+        mean of the group's total rewards for a baseline; `gradient_power_vs_group_mean`: their ratio, below 1 where OTB
+        helps; infinite where the group mean leaves nothing (all returns equal) and OTB's zero tail does.
         """
         if self._totals is None or not self._totals.sums[0] > 0:
             return {}

@@ -49,6 +49,11 @@ def realized_energy(token_energy: torch.Tensor, importance_weights: torch.Tensor
 
 def realized_energy_(token_energy: torch.Tensor, importance_weights: torch.Tensor | None = None) -> torch.Tensor:
     """`realized_energy` in the memory of `token_energy`."""
+    return weighted_energy_(token_energy, importance_weights).cumsum_(-1)
+
+
+def weighted_energy_(token_energy: torch.Tensor, importance_weights: torch.Tensor | None = None) -> torch.Tensor:
+    """ρ_t² w_t, the terms of `realized_energy`, in the memory of `token_energy`."""
     if importance_weights is not None:
         token_energy.mul_(importance_weights).mul_(importance_weights)
-    return token_energy.cumsum_(-1)
+    return token_energy
