@@ -21,15 +21,19 @@ def figures_by_definition(batch, align, handle_zero_tail):
     mask, index = batch["response_mask"].tolist(), batch["index"]
     rewards = batch["token_level_rewards"].double().tolist()
     weights = batch["rollout_is_weights"].double().tolist() if "rollout_is_weights" in batch else None
-    defined = define(
-        rewards,
-        mask,
-        batch["old_log_probs"].double().tolist(),
-        batch["sum_pi_squared"].double().tolist(),
-        index,
-        importance_weights=weights,
-        align=align,
-        handle_zero_tail=handle_zero_tail,
+    defined, held_out = (
+        define(
+            rewards,
+            mask,
+            batch["old_log_probs"].double().tolist(),
+            batch["sum_pi_squared"].double().tolist(),
+            index,
+            importance_weights=weights,
+            align=align,
+            handle_zero_tail=handle_zero_tail,
+            leave_one_out=leave_one_out,
+        )
+        for leave_one_out in (False, True)
     )
     column = columns(batch["response_mask"], align).tolist()
     cells, by_column, with_tokens = [], defaultdict(list), defaultdict(set)
@@ -56,13 +60,21 @@ def figures_by_definition(batch, align, handle_zero_tail):
         rho = weights or [[1.0] * len(row) for row in mask]
         return fmean(rho[i][t] ** 2 * defined.token_energy[i][t] * advantage(i, t) ** 2 for i, t in cells)
 
-    def advantage(i, t):
-        """Without the definition's rounding where all returns of a column are equal."""
-        exact = defined.advantages[i][t]
-        return exact if abs(exact) > 1e-13 * abs(defined.returns[i][t]) else 0.0
+    def mean_of_others(i):
+        others = [math.fsum(rewards[j]) for j in with_tokens[index[i]] if j != i]
+        return fmean(others) if others else 0.0
 
-    ours = power(advantage)
-    reference = power(lambda i, t: defined.returns[i][t] - mean[index[i]])
+    def advantage(of, i, t):
+        """Without the definition's rounding where all returns of a column are equal."""
+        exact = of.advantages[i][t]
+        return exact if abs(exact) > 1e-13 * abs(of.returns[i][t]) else 0.0
+
+    def powers(name, of, other_baseline):
+        ours = power(lambda i, t: advantage(of, i, t))
+        reference = power(lambda i, t: of.returns[i][t] - other_baseline(i))
+        ratio = ours / reference if reference else math.inf if ours else 1.0
+        return {name: ours, f"{name}_group_mean": reference, f"{name}_vs_group_mean": ratio}
+
     return {
         "baseline/mean": fmean(values(defined.baseline)),
         "baseline/std": pstdev(values(defined.baseline)),
@@ -73,9 +85,8 @@ def figures_by_definition(batch, align, handle_zero_tail):
         "single_row_fraction": len(alone) / len(cells),
         "zero_tail_fraction": len(zeroed) / len(cells),
         "effective_group_size": fmean(map(effective, by_column.values())),
-        "gradient_power": ours,
-        "gradient_power_group_mean": reference,
-        "gradient_power_vs_group_mean": ours / reference if reference else math.inf if ours else 1.0,
+        **powers("gradient_power", defined, lambda i: mean[index[i]]),
+        **powers("held_out_power", held_out, mean_of_others),
     }
 
 
@@ -122,6 +133,23 @@ def test_equal_returns_of_unequal_rows_show_what_the_zero_tail_costs():
     diagnostics = Diagnostics()
     optimal_token_advantages(rewards, mask, half.log(), half, ["a", "a"], diagnostics=diagnostics)
     assert diagnostics.figures()["gradient_power_vs_group_mean"] == math.inf
+
+
+def test_held_out_power_is_not_taken_in_by_weights_that_say_nothing():
+    """Weights drawn apart from the rewards: no baseline is better than the mean. The power with the own row in the
+    baseline says that OTB is, only because fewer rows share its weight; the held-out one says what is: worse."""
+    generator = torch.Generator().manual_seed(0)
+    rows = 4 * 20_000
+    rewards = torch.randn(rows, 1, generator=generator)
+    pi = torch.where(torch.rand(rows, 1, generator=generator) < 0.5, 0.1, 0.9)
+    diagnostics = Diagnostics()
+    index = torch.arange(rows) // 4
+    optimal_token_advantages(
+        rewards, torch.ones(rows, 1), pi.log(), pi.square() + (1 - pi).square(), index, diagnostics=diagnostics
+    )
+    figures = diagnostics.figures()
+    assert figures["gradient_power_vs_group_mean"] < 0.9
+    assert 1.02 < figures["held_out_power_vs_group_mean"] < 1.3
 
 
 def test_nothing_watched_says_nothing():

@@ -167,22 +167,15 @@ def _estimate_block(
     token_energy = energy if diagnostics is None else energy.clone()
     weights = _other_weights(method.weight, live, energy, importance)
     realized = zero_unless(live, realized_energy_(energy, importance))
-    columns = Columns(returns, realized if weights is None else weights, live, live)
+    columns, places = Columns(returns, realized if weights is None else weights, live, live), None
     if method.align == "token":
         places = token_columns(live)
         bits = put_into(places, live)
         columns = Columns(put_into(places, returns), put_into(places, columns.weights), bits, bits)
     if method.finished_rows == "carry":
         columns = carry_finished_rows(columns)
-    baseline = optimal_baseline(
-        columns.returns,
-        columns.weights,
-        columns.compared,
-        handle_zero_tail=method.handle_zero_tail,
-        leave_one_out=method.leave_one_out,
-    )
-    if method.align == "token":
-        baseline = baseline.expand(*places.shape[:-1], -1).gather(-1, places)
+    how = {"handle_zero_tail": method.handle_zero_tail, "leave_one_out": method.leave_one_out}
+    baseline = _baseline_of_tokens(columns, places, **how)
     if diagnostics is not None:
         diagnostics.add(
             live=live,
@@ -192,6 +185,7 @@ def _estimate_block(
             importance_weights=importance,
             realized_energy=realized,
             baseline=baseline,
+            held_out_baseline=_baseline_of_tokens(columns, places, **{**how, "leave_one_out": True}),
             columns=columns,
             handle_zero_tail=method.handle_zero_tail or method.leave_one_out,
         )
@@ -220,6 +214,12 @@ def _read_block(
     good = all_good(mask, row_sums, returns, log_probs, sum_pi_squared, weights)
     # A masked token has log-prob 0 and Σπ² 0 now, and so no energy.
     return returns, row_sums, token_energy_(log_probs, sum_pi_squared), weights, good
+
+
+def _baseline_of_tokens(columns: Columns, places: torch.Tensor | None, **how: bool) -> torch.Tensor:
+    """Each token's, from that of its column; `places` are the `token_columns`, None: a token's column is its own."""
+    baseline = optimal_baseline(columns.returns, columns.weights, columns.compared, **how)
+    return baseline if places is None else baseline.expand(*places.shape[:-1], -1).gather(-1, places)
 
 
 def _other_weights(

@@ -37,7 +37,7 @@ def optimal_baseline(
         B_t, shape (groups, 1, columns), with `leave_one_out` (groups, rows, columns), float64, 0 in columns without a
         live row.
     """
-    total, least = (_total_of_others, _least_of_others) if leave_one_out else (_total, _least)
+    total, least = (total_of_others, _least_of_others) if leave_one_out else (_total, _least)
     live_rows = -total(live)
     total_weight = total(weights)
     scratch = weights * returns
@@ -74,7 +74,7 @@ def _least(values: torch.Tensor) -> torch.Tensor:
     return values.amin(-2, keepdim=True)
 
 
-def _total_of_others(values: torch.Tensor) -> torch.Tensor:
+def total_of_others(values: torch.Tensor) -> torch.Tensor:
     """For each row the sum over the other rows."""
     # Not the sum of all less the row's own: a row that outweighs the others would take all their digits along.
     return _of_others(values, lambda part: part.cumsum(-2), torch.add, 0)

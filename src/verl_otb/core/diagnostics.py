@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from verl_otb.core.baseline import without_peer
+from verl_otb.core.baseline import total_of_others, without_peer
 from verl_otb.core.columns import Columns
 
 
@@ -40,16 +40,20 @@ class Diagnostics:
         importance_weights: torch.Tensor | None,
         realized_energy: torch.Tensor,
         baseline: torch.Tensor,
+        held_out_baseline: torch.Tensor,
         columns: Columns,
         handle_zero_tail: bool,
     ) -> None:
         """Add a block: (groups, rows, tokens) tensors that are 0 on masked tokens, `live` as bits (`masking`).
 
-        `row_sums` is (groups, rows), the sum of each row's rewards; `columns` has the tensors as the rows are compared.
+        `row_sums` is (groups, rows), the sum of each row's rewards; `held_out_baseline` the baseline with
+        `leave_one_out`; `columns` has the tensors as the rows are compared.
         """
         token_power = token_energy if importance_weights is None else token_energy * importance_weights.square()
         has_tokens = live.sum(-1) < 0
         group_mean = (row_sums.sum(-1) / has_tokens.sum(-1).clamp(min=1))[:, None, None]
+        others = total_of_others(has_tokens[..., None].long()).clamp(min=1)
+        mean_of_others = total_of_others(row_sums[..., None]) / others
         advantages = returns - baseline
         live_rows = -columns.live.sum(-2, keepdim=True)
         compared = live_rows if columns.compared is columns.live else -columns.compared.sum(-2, keepdim=True)
@@ -72,6 +76,8 @@ class Diagnostics:
                     in_use,
                     advantages.square() * token_power,
                     (returns - group_mean).square() * token_power,
+                    (returns - held_out_baseline).square() * token_power,
+                    (returns - mean_of_others).square() * token_power,
                 )
             ]
         )
@@ -101,15 +107,18 @@ class Diagnostics:
         `effective_group_size`: (Σ W)² / Σ W² over the rows compared in a column (with `leave_one_out` too all of them),
         W being their `weight`; mean over the columns with a live row. `gradient_power`: ρ_t² A_t² w_t, the squared norm
         of a token's part of the gradient with respect to its logits; `gradient_power_group_mean`: the same with the
-        mean of the group's total rewards for a baseline; `gradient_power_vs_group_mean`: their ratio, below 1 where OTB
-        helps; infinite where the group mean leaves nothing (all returns equal) and OTB's zero tail does.
+        mean of the group's total rewards for a baseline; `gradient_power_vs_group_mean`: their ratio, infinite where
+        the group mean leaves nothing (all returns equal) and OTB's zero tail does. Both baselines hold the row's own
+        return, which takes from the power without taking noise from the gradient, and the more, the fewer rows share
+        the weight. `held_out_power…`: the same three with each row's own return left out of both, so of the power that
+        a row has that the baseline has not seen: below 1 where OTB is the better baseline.
         """
         if self._totals is None or not self._totals.sums[0] > 0:
             return {}
         sums, largest_energy, means, spread = (total.tolist() for total in self._totals)
-        tokens, realized, energy, single, zero, effective, columns, power, reference = sums
-        # A group mean that leaves nothing: every row's return is its group's mean at every token.
-        nothing_left = math.inf if power else 1.0
+        tokens, realized, energy, single, zero, effective, columns, power, reference, held_out, held_out_reference = (
+            sums
+        )
         return {
             "baseline/mean": means[0],
             "baseline/std": (spread[0] / tokens) ** 0.5,
@@ -122,5 +131,15 @@ class Diagnostics:
             "effective_group_size": effective / columns,
             "gradient_power": power / tokens,
             "gradient_power_group_mean": reference / tokens,
-            "gradient_power_vs_group_mean": power / reference if reference else nothing_left,
+            "gradient_power_vs_group_mean": _ratio(power, reference),
+            "held_out_power": held_out / tokens,
+            "held_out_power_group_mean": held_out_reference / tokens,
+            "held_out_power_vs_group_mean": _ratio(held_out, held_out_reference),
         }
+
+
+def _ratio(power: float, reference: float) -> float:
+    """Without a reference every row's return is its group's mean at every token, and all power is the zero tail's."""
+    if reference:
+        return power / reference
+    return math.inf if power else 1.0
