@@ -57,7 +57,7 @@ def test_random_batches(batch, align, handle_zero_tail):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=named)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(batch=batches())
 def test_every_method(method, batch):
     assert_as_defined(batch, **method)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from random_batches import ALIGNMENTS, REWARDS, batches, shared_columns
+from variants import METHODS, VARIANTS
 
 from verl_otb.core import optimal_token_advantages, optimal_token_baseline, realized_energy, token_energy
 
@@ -16,6 +17,7 @@ from verl_otb.core import optimal_token_advantages, optimal_token_baseline, real
 LOGITS = st.integers(1, 12).flatmap(lambda size: arrays("float64", size, elements=st.floats(-8, 8)))
 aligned = pytest.mark.parametrize("align", ALIGNMENTS)
 examples = settings(max_examples=60, deadline=None)
+examples_of_variants = settings(max_examples=200, deadline=None)
 
 
 def tolerance(returns):
@@ -158,14 +160,13 @@ def test_5_a_shift_of_the_logits_changes_nothing(align, shift):
     torch.testing.assert_close(*baselines, rtol=0, atol=1e-6)
 
 
-@aligned
-@examples
-@given(batch=batches(), reward=REWARDS, data=st.data())
-def test_6_equal_returns_leave_no_advantage(align, batch, reward, data):
+@examples_of_variants
+@given(batch=batches(), reward=REWARDS, method=st.sampled_from(METHODS))
+def test_6_equal_returns_leave_no_advantage(batch, reward, method):
     """Not even 1e-17: the reward lies on the last token of every row."""
     batch["token_level_rewards"].zero_()[:, -1] = reward
-    advantages, _ = optimal_token_advantages(**batch, align=align)
-    for cells in shared_columns(batch, align):
+    advantages, _ = optimal_token_advantages(**batch, **method)
+    for cells in shared_columns(batch, method["align"]):
         assert (advantages[cells] == 0).all()
 
 
@@ -198,17 +199,17 @@ def test_6_baselines_lie_within_nearly_equal_returns(align, rows):
     assert (result.advantages.amin(0) <= 0).all()
 
 
-@examples
-@given(batch=batches(holes=False))
-def test_7_both_alignments_agree_without_holes(batch):
-    by_position, by_token = (optimal_token_advantages(**batch, align=align) for align in ALIGNMENTS)
+@examples_of_variants
+@given(batch=batches(holes=False), variant=st.sampled_from(VARIANTS))
+def test_7_both_alignments_agree_without_holes(batch, variant):
+    by_position, by_token = (optimal_token_advantages(**batch, align=align, **variant) for align in ALIGNMENTS)
     for ours, theirs in zip(by_position, by_token, strict=True):
         assert torch.equal(ours, theirs)
 
 
-@examples
-@given(batch=batches(), data=st.data())
-def test_7_masked_tokens_anywhere_change_no_advantage_by_token(batch, data):
+@examples_of_variants
+@given(batch=batches(), variant=st.sampled_from(VARIANTS), data=st.data())
+def test_7_masked_tokens_anywhere_change_no_advantage_by_token(batch, variant, data):
     """Each row gets its masked tokens at places of its own, with anything under them but a reward."""
     rows, tokens = batch["response_mask"].shape
     wider = tokens + data.draw(st.integers(1, 4))
@@ -220,8 +221,8 @@ def test_7_masked_tokens_anywhere_change_no_advantage_by_token(batch, data):
         for name, x in batch.items()
         if name != "index"
     }
-    before, _ = optimal_token_advantages(**batch, align="token")
-    after, _ = optimal_token_advantages(**stretched, index=batch["index"], align="token")
+    before, _ = optimal_token_advantages(**batch, align="token", **variant)
+    after, _ = optimal_token_advantages(**stretched, index=batch["index"], align="token", **variant)
     torch.testing.assert_close(after.gather(1, columns), before, rtol=0, atol=1e-6)
     assert (after.scatter(1, columns, 0.0) == 0).all()
 

@@ -38,11 +38,16 @@ def test_without_sum_pi_squared(name):
         ("+algorithm.otb.bypass=never", "algorithm.otb.bypass is to be forward or refuse, found 'never'"),
         (
             "+algorithm.otb.handle_zero_tial=True",
-            "it knows bypass, dump_dir, handle_zero_tail",
+            "it knows bypass, dump_dir, finished_rows, handle_zero_tail, leave_one_out, weight.",
         ),
         ("+algorithm.otb.dump_dir=3", "algorithm.otb.dump_dir is to be the path of a directory, found 3"),
         ("+algorithm.otb.dump_dir=''", "algorithm.otb.dump_dir is to be the path of a directory, found ''"),
         ("+algorithm.otb.handle_zero_tail=maybe", "is to be true or false, found 'maybe'"),
+        ("+algorithm.otb.leave_one_out=1", "algorithm.otb.leave_one_out is to be true or false, found 1"),
+        ("+algorithm.otb.leave_one_out=null", "algorithm.otb.leave_one_out is to be true or false, found None"),
+        ("+algorithm.otb.weight=path", "algorithm.otb.weight is to be realized, token or uniform, found 'path'"),
+        ("+algorithm.otb.weight=[token]", "algorithm.otb.weight is to be realized, token or uniform, found"),
+        ("+algorithm.otb.finished_rows=true", "algorithm.otb.finished_rows is to be drop or carry, found True"),
         ("+algorithm.otb=yes", "algorithm.otb is to be a section"),
         ("+algorithm.otb=false", "algorithm.otb is to be a section of keys, found False"),
         ("+algorithm.otb={1: true}", "no key '1'"),
@@ -138,6 +143,25 @@ def test_distillation_alone_has_no_effect(enabled, task_rewards):
     assert found == (enabled and not task_rewards)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "overrides", "said"),
+    [
+        ("optimal_token_baseline", ["leave_one_out=true"], "not used with leave_one_out=True"),
+        ("optimal_token_baseline", ["finished_rows=carry"], None),  # a hole may leave a row alone
+        ("tir_optimal_token_baseline", ["finished_rows=carry"], "not used with finished_rows=carry and tir_optimal"),
+        ("tir_optimal_token_baseline", ["weight=token"], None),
+    ],
+)
+@pytest.mark.parametrize("zero_tail", [True, False])
+def test_a_zero_tail_that_has_no_effect(estimator, overrides, said, zero_tail):
+    ours = [f"+algorithm.otb.{override}" for override in (*overrides, f"handle_zero_tail={zero_tail}")]
+    config = verl_config(*OTB, f"algorithm.adv_estimator={estimator}", "actor_rollout_ref.rollout.n=8", *ours)
+    check(config)
+    found = without_effect(config)
+    assert len(found) == bool(said and not zero_tail)
+    assert all(f"algorithm.otb.handle_zero_tail=False is {said}" in words for words in found)
+
+
 def test_a_verl_out_of_range_is_refused_with_every_hook_waiting_or_in(monkeypatch):
     import verl
 
@@ -176,6 +200,8 @@ def test_options():
     assert options(None).handle_zero_tail
     assert options({"otb": None}).handle_zero_tail
     assert not options(verl_config("+algorithm.otb.handle_zero_tail=false").algorithm).handle_zero_tail
+    chosen = options(verl_config("+algorithm.otb.weight=token", "+algorithm.otb.leave_one_out=true").algorithm)
+    assert (chosen.weight, chosen.leave_one_out, chosen.finished_rows) == ("token", True, "drop")
     assert options(verl_config("+algorithm.otb.dump_dir=null").algorithm).dump_dir is None
 
 

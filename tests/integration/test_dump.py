@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from verl_config import OTB, verl_config
 
 from verl_otb import optimal_token_baseline
+from verl_otb.core.method import Method
 from verl_otb.integration import dump
 
 OF_ROWS = ("returns", "baseline", "advantages", "token_energy", "realized_energy")
@@ -77,6 +78,25 @@ def test_a_step_s_numbers(trainer, transfer_queue, tmp_path, estimator, align):
         np.testing.assert_allclose(step[name], getattr(defined, name), atol=1e-6)
     # and those are what the run trains on
     np.testing.assert_allclose(step["advantages"], padded(fields["advantages"])[order], atol=1e-7)
+
+
+OPTIONS = {"leave_one_out": True, "weight": "token", "finished_rows": "carry"}
+
+
+def test_the_options_and_what_they_give(trainer, transfer_queue, tmp_path):
+    v1 = trainer(*(f"+algorithm.otb.{name}={value}" for name, value in OPTIONS.items()))
+    batch = put_batch(transfer_queue)
+    fields = take_step(v1, batch, 1)
+    (step,) = flushed(tmp_path / "dump").values()
+    assert {name: step[name].item() for name in OPTIONS} == OPTIONS
+    assert step["handle_zero_tail"].item() is True
+    order = [0, 3, 5, 1, 2, 4]
+    np.testing.assert_allclose(step["advantages"], padded(fields["advantages"])[order], atol=1e-7)
+    stock = optimal_token_baseline(
+        *(padded(fields[name])[order] for name in ("rm_scores", "response_mask", "old_log_probs", "sum_pi_squared")),
+        step["uid"],
+    )
+    assert not np.allclose(step["baseline"], stock.baseline)
 
 
 def test_sessions_of_several_outputs(trainer, transfer_queue, tmp_path):
@@ -200,8 +220,7 @@ def test_a_file_is_as_small_as_it_says():
         responses=torch.ones(8, 1000, dtype=torch.int64),
         uids=["u"] * 8,
         groups=[0] * 8,
-        align="position",
-        handle_zero_tail=True,
+        method=Method(),
     )
     arrays = job.arrays()
     assert sum(arrays[name].nbytes for name in (*OF_ROWS, "response_mask", "responses")) == 25 * 8000
@@ -222,7 +241,7 @@ def test_number_of_files(tmp_path, monkeypatch):
 
 def test_all_rows_masked(tmp_path, caplog):
     rows = {name: torch.zeros(2, 3) for name in ("token_level_rewards", "response_mask")}
-    dump.record(str(tmp_path), rows, ["a", "a"], align="position", handle_zero_tail=True)
+    dump.record(str(tmp_path), rows, ["a", "a"], Method())
     assert flushed(tmp_path) == {}
     assert caplog.text == ""
 
@@ -245,7 +264,7 @@ def test_a_disk_that_fails(trainer, transfer_queue, tmp_path, caplog):
 
 
 def test_what_cannot_be_recorded_does_not_reach_the_step(tmp_path, caplog):
-    dump.record(str(tmp_path), {}, None, align="position", handle_zero_tail=True)
+    dump.record(str(tmp_path), {}, None, Method())
     assert "the training goes on: KeyError" in caplog.text
 
 

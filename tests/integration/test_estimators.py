@@ -58,7 +58,7 @@ def test_through_compute_advantage(case, estimator):
 def test_an_unknown_option_lists_the_known(estimator):
     inputs = kwargs(CASES[0])
     inputs["config"].otb.leave_one_in = True
-    with pytest.raises(ConfigError, match="no key 'leave_one_in'; it knows bypass, dump_dir, handle_zero_tail"):
+    with pytest.raises(ConfigError, match="no key 'leave_one_in'; it knows bypass, dump_dir, finished_rows"):
         registered(estimator)(**inputs)
 
 

@@ -80,6 +80,14 @@ def test_the_first_step_says_so_once(trainer, transfer_queue, caplog):
     assert caplog.text.count("norm_adv_by_std_in_grpo does not apply") == 1
 
 
+def test_the_first_step_names_the_options(trainer, transfer_queue, caplog):
+    v1 = trainer("+algorithm.otb.leave_one_out=true", "+algorithm.otb.weight=token")
+    advantages._say_active.cache_clear()
+    with caplog.at_level("INFO", "verl_otb"):
+        v1._compute_advantage(v1._compute_old_log_prob(put_batch(transfer_queue).meta, metrics={}), {})
+    assert "estimator optimal_token_baseline with leave_one_out=True, weight=token, Σπ² from" in caplog.text
+
+
 def test_lora_reference_pass_leaves_sum_pi_squared_alone(trainer, transfer_queue, tiny_task):
     """With LoRA verl's reference pass runs the same actor without its adapter."""
     worker = training_worker(tiny_task.model, "actor_rollout_ref.model.lora_rank=4")

@@ -71,6 +71,29 @@ def test_both_files_with_all_in_them(run, tmp_path, capsys):
     assert "gradient power of grpo" in text
 
 
+def test_options_that_are_not_the_default_are_named(run, tmp_path):
+    assert report(run) == 0
+    assert "algorithm.otb" not in (run / "report.html").read_text()
+    put_dump(tmp_path, align="token", leave_one_out=True, weight="uniform", handle_zero_tail=False)
+    assert report(tmp_path) == 0
+    texts = "".join(_Page((tmp_path / "report.html").read_text()).texts)
+    options = "algorithm.otb.handle_zero_tail=False, algorithm.otb.leave_one_out=True, algorithm.otb.weight=uniform"
+    assert options in texts
+    assert "baseline B (the mean of the responses' own: leave_one_out)" in texts
+    assert "Not the weight here (uniform)" in texts
+
+
+def test_a_dump_of_an_older_version_has_the_defaults(run):
+    put_dump(run, step=4, finished_rows="carry")
+    file = run / "dump" / "step_4.npz"
+    arrays = dict(np.load(file))
+    assert choose_group({4: file}).method.finished_rows == "carry"
+    later = ("handle_zero_tail", "leave_one_out", "weight", "finished_rows")
+    np.savez(file, **{name: values for name, values in arrays.items() if name not in later})
+    assert choose_group({4: file}).method.changed() == []
+    assert report(run) == 0
+
+
 def test_the_files_lie_beside_the_run_unless_told_otherwise(run):
     assert report(run) == 0
     assert (run / "report.png").exists()

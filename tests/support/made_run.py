@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from verl_otb.core.method import Method
 from verl_otb.integration import dump
 
 
@@ -25,7 +26,7 @@ def put_metrics(run: Path, steps: int = 30, otb: bool = True) -> Path:
 
 
 def put_dump(
-    run: Path, step: int = 3, spread: float = 1.0, align: str = "position", responses: torch.Tensor | None = None
+    run: Path, step: int = 3, spread: float = 1.0, responses: torch.Tensor | None = None, **method: Any
 ) -> tuple[dict[str, Any], list[str]]:
     """Two groups of three rows of at most six tokens, with tool output in two; the scores of `b` differ most."""
     generator = torch.Generator().manual_seed(step)
@@ -41,6 +42,6 @@ def put_dump(
     tensors["token_level_rewards"][:, 5] = torch.tensor([0.0, 0.1, 0.0, 0.0, spread, 0.5 * spread])
     index = ["a", "a", "a", "b", "b", "b"]
     with dump.telling(step=step, responses=responses):
-        dump.record(str(run / "dump"), tensors, index, align=align, handle_zero_tail=True)
+        dump.record(str(run / "dump"), tensors, index, Method(**method))
     assert dump.flush(str(run / "dump"), 30)
     return tensors, index

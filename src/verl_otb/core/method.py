@@ -29,6 +29,11 @@ class Method:
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"{name}: expected {' or '.join(map(_quoted, choices))}, found {value!r}.", name)
 
+    def changed(self) -> list[str]:
+        """Those that are not at their default, but for `align`: `weight=token`."""
+        values = {field: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "align"}
+        return [f"{field.name}={value}" for field, value in values.items() if value != field.default]
+
 
 def _quoted(choice: str) -> str:
     return f'"{choice}"'

@@ -12,7 +12,7 @@ import torch
 
 from verl_otb.core import Diagnostics
 from verl_otb.errors import ConfigError, InputError
-from verl_otb.integration.config import ESTIMATORS, SUM_PI_SQUARED, bypass, name_of
+from verl_otb.integration.config import ESTIMATORS, SUM_PI_SQUARED, bypass, name_of, options
 from verl_otb.integration.dump import telling
 from verl_otb.integration.estimators import watched_by
 from verl_otb.kernels import chosen
@@ -88,15 +88,17 @@ def otb_metrics(diagnostics: Diagnostics, estimator: Any) -> dict[str, float]:
 def say_active(config: Any) -> None:
     """One line on the first step of a run, from its whole configuration."""
     algorithm, device = config.algorithm, config.trainer.get("device", "cuda")
-    _say_active(name_of(algorithm.adv_estimator), device, bypass(algorithm))
+    changed = options(algorithm).method("position").changed()
+    _say_active(name_of(algorithm.adv_estimator), device, bypass(algorithm), ", ".join(changed))
 
 
 @functools.cache
-def _say_active(estimator: str, device: str, bypassed: bool) -> None:
+def _say_active(estimator: str, device: str, bypassed: bool, changed: str) -> None:
     logger.info(
-        "OTB is active: estimator %s, Σπ² from the actor's old-log-prob pass by the %s kernel; advantages are not "
+        "OTB is active: estimator %s%s, Σπ² from the actor's old-log-prob pass by the %s kernel; advantages are not "
         "divided by a standard deviation (norm_adv_by_std_in_grpo does not apply)",
         estimator,
+        f" with {changed}" if changed else "",
         chosen(device),
     )
     if bypassed:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from omegaconf import DictConfig, open_dict
 
+from verl_otb.core.method import Align, FinishedRows, Method, Weight
 from verl_otb.errors import ConfigError
 from verl_otb.integration.dump import check_writable
 from verl_otb.integration.heads import check_fused
@@ -35,6 +36,9 @@ class Options:
     Attributes:
         handle_zero_tail: a column of a prompt group with one live row has the baseline 0 (advantage = return). With
             False the row is its own baseline (advantage 0).
+        leave_one_out: each row's baseline is made of the group's other rows alone.
+        weight: what the rows are weighted by: "realized" energy W_t, that of the "token" alone, or "uniform" weights.
+        finished_rows: "drop" those that have ended, or "carry" them on, with their last weight and return.
         bypass: what `rollout_correction.bypass_mode` does to OTB. "forward": one forward pass of the actor a step
             gives π and Σπ² for the energies. "refuse": the run ends at its start.
         dump_dir: a directory for what `verl-otb report` draws, a few prompt groups of each step (`dump.py`). A relative
@@ -42,14 +46,29 @@ class Options:
     """
 
     handle_zero_tail: bool = True
+    leave_one_out: bool = False
+    weight: Weight = "realized"
+    finished_rows: FinishedRows = "drop"
     bypass: Literal["forward", "refuse"] = "forward"
     dump_dir: str | None = None
 
+    def method(self, align: Align) -> Method:
+        return Method(align, self.handle_zero_tail, self.leave_one_out, self.weight, self.finished_rows)
+
+
+def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}", lambda value: value in choices
+
+
+_TRUE_OR_FALSE = ("true or false", lambda value: isinstance(value, bool))
 
 # What an option's value is to be, and whether it is.
 _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "handle_zero_tail": ("true or false", lambda value: isinstance(value, bool)),
-    "bypass": ("forward or refuse", lambda value: value in ("forward", "refuse")),
+    "handle_zero_tail": _TRUE_OR_FALSE,
+    "leave_one_out": _TRUE_OR_FALSE,
+    "weight": _one_of(*get_args(Weight)),
+    "finished_rows": _one_of(*get_args(FinishedRows)),
+    "bypass": _one_of("forward", "refuse"),
     "dump_dir": (
         "the path of a directory",
         lambda value: value is None or (isinstance(value, str) and bool(value.strip())),
@@ -145,7 +164,7 @@ def check(config: Any) -> None:
 def without_effect(config: Any) -> list[str]:
     """What a run that `check` passes is configured with to no effect, a sentence or two each."""
     algorithm, distillation = config.algorithm, config.get("distillation", None)
-    found = []
+    chosen, found = options(algorithm), []
     if algorithm.get("gamma", 1.0) != 1.0:
         found.append(f"algorithm.gamma={algorithm.gamma} is not used: OTB's returns are not discounted.")
     if distillation and distillation.enabled and not distillation.distillation_loss.use_task_rewards:
@@ -153,6 +172,14 @@ def without_effect(config: Any) -> list[str]:
             "distillation.distillation_loss.use_task_rewards=False: the loss has no task rewards in it, so "
             f"{algorithm.adv_estimator} has no effect on the training. Its old-log-prob pass and its metrics are made "
             "all the same."
+        )
+    # By the k-th token every row begins in the first column, so one that is carried on is in all of them.
+    never_alone = chosen.finished_rows == "carry" and name_of(algorithm.adv_estimator) == ESTIMATORS[1]
+    if not chosen.handle_zero_tail and (chosen.leave_one_out or never_alone):
+        because = "leave_one_out=True" if chosen.leave_one_out else f"finished_rows=carry and {ESTIMATORS[1]}"
+        found.append(
+            f"algorithm.otb.handle_zero_tail=False is not used with {because}: a row with no other to be compared with "
+            "has the baseline 0, and no other row is without."
         )
     if config.actor_rollout_ref.rollout.n == 1:
         found.append(

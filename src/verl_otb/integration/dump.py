@@ -18,15 +18,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from verl_otb.core import OptimalTokenBaseline, optimal_token_baseline
 from verl_otb.core.groups import group_ids
+from verl_otb.core.method import Method
 from verl_otb.errors import ConfigError
 
 logger = logging.getLogger("verl_otb")
@@ -62,20 +63,14 @@ def telling(**what: Any) -> Iterator[None]:
         _told.reset(token)
 
 
-def record(
-    directory: str,
-    inputs: Mapping[str, torch.Tensor | None],
-    index: Any,
-    *,
-    align: Literal["position", "token"],
-    handle_zero_tail: bool,
-) -> None:
+def record(directory: str, inputs: Mapping[str, torch.Tensor | None], index: Any, method: Method) -> None:
     """Hand this estimate's most telling groups to the thread that writes them. Never raises, never waits.
 
     Args:
         directory: where the file goes; made if it is not there.
         inputs: the tensors of the estimate, named as the arguments of `optimal_token_baseline`.
-        index, align, handle_zero_tail: likewise.
+        index: likewise.
+        method: what the estimate was made with.
     """
     writer = _writer(directory)
     try:
@@ -93,8 +88,7 @@ def record(
                 responses=None if told.responses is None else told.responses[rows].cpu(),
                 uids=[str(index[row]) for row in rows.tolist()],
                 groups=groups.tolist(),
-                align=align,
-                handle_zero_tail=handle_zero_tail,
+                method=method,
             )
         )
     except Exception as error:  # whatever it is, the step is worth more
@@ -161,19 +155,18 @@ class _Job:
     responses: torch.Tensor | None
     uids: list[str]
     groups: list[int]
-    align: Literal["position", "token"]
-    handle_zero_tail: bool
+    method: Method
 
     def arrays(self) -> dict[str, Any]:
-        """What the file has: the rows' B, w and W again (a group is all that they depend on), in float32.
+        """What the file has: the rows' B, w and W again (a group is all that they depend on), in float32,
+        and the method.
 
         Columns after the last trained token of these rows (`longest`) are cut off, and those beyond MAX_TOKENS.
         """
         estimate = optimal_token_baseline(
             **self.inputs,  # type: ignore[arg-type]
             index=self.groups,
-            align=self.align,
-            handle_zero_tail=self.handle_zero_tail,
+            **asdict(self.method),
         )
         rewards, mask = self.inputs["token_level_rewards"], self.inputs["response_mask"]
         assert rewards is not None
@@ -186,9 +179,9 @@ class _Job:
             "group": np.array(self.groups),
             "score": rewards.sum(-1, dtype=torch.float64).float().numpy(),
             "response_mask": live[:, :width].numpy(),
-            "align": np.array(self.align),
             "longest": np.array(longest),
         }
+        arrays |= {name: np.array(value) for name, value in asdict(self.method).items()}
         for field in fields(OptimalTokenBaseline):
             arrays[field.name] = getattr(estimate, field.name)[:, :width].numpy()
         if self.responses is not None:

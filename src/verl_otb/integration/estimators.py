@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from verl_otb.core import Diagnostics, optimal_token_advantages
+from verl_otb.core.method import Align
 from verl_otb.integration.config import options
 from verl_otb.integration.dump import record
 from verl_otb.integration.patching import require_hooks
@@ -39,7 +41,7 @@ def being_watched() -> bool:
 
 
 def _estimate(
-    align: Literal["position", "token"],
+    align: Align,
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
     index: np.ndarray,
@@ -81,11 +83,12 @@ def _estimate(
         "sum_pi_squared": sum_pi_squared,
         "rollout_is_weights": rollout_is_weights,
     }
-    zero_tail = chosen.handle_zero_tail if handle_zero_tail is None else handle_zero_tail
-    how: Any = {"align": align, "handle_zero_tail": zero_tail}
-    estimate = optimal_token_advantages(**inputs, index=index, **how, diagnostics=_watching.get())
+    method = chosen.method(align)
+    if handle_zero_tail is not None:
+        method = replace(method, handle_zero_tail=handle_zero_tail)
+    estimate = optimal_token_advantages(**inputs, index=index, **asdict(method), diagnostics=_watching.get())
     if chosen.dump_dir is not None:
-        record(chosen.dump_dir, inputs, index, **how)
+        record(chosen.dump_dir, inputs, index, method)
     return estimate
 
 

@@ -170,8 +170,10 @@ def _facts(runs: list[Metrics], dump: dict[int, Path], group: Group | None) -> l
     facts = [(run.name, f"{len(run.lines)} lines of metrics, to step {run.lines[-1][0]}") for run in runs]
     if group is not None:
         facts.append(("dump", f"{len(dump)} steps, {min(dump)} to {max(dump)}"))
-        compared = "at the same position" if group.align == "position" else "at their k-th generated token"
+        compared = "at the same position" if group.method.align == "position" else "at their k-th generated token"
         facts.append(("prompt group", f"uid {group.uid}, {len(group.score)} responses, compared {compared}"))
+        if changed := group.method.changed():
+            facts.append(("options", ", ".join(f"algorithm.otb.{option}" for option in changed)))
         if group.cut:
             facts.append(("cut", f"the last {group.cut} tokens of the longest response did not fit into the dump"))
         if group.lost:

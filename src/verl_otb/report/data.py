@@ -6,12 +6,13 @@ import json
 import re
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from verl_otb.core.method import Method
 from verl_otb.errors import VerlOtbError
 
 # verl's metrics of a step, the first that is there, and ours.
@@ -21,6 +22,9 @@ POWER = "otb/gradient_power"
 _STEP = re.compile(r"step_(\d+)\.npz")
 _OF_ROWS = ("returns", "baseline", "advantages", "token_energy", "realized_energy")
 _OF_FILE = (*_OF_ROWS, "uid", "group", "score", "response_mask", "align", "longest", "lost")
+_OF_METHOD = tuple(field.name for field in fields(Method))
+# A dump of an older version has fewer options: those that it lacks were at their default.
+_OPTIONAL = {"responses", *_OF_METHOD} - {*_OF_FILE}
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Group:
 
     Attributes:
         number: place in the step's file, from 1: the groups whose scores differ most come first.
-        align: "position" or "token", what the rows are compared at.
+        method: what the baseline was computed with.
         cut: tokens of the longest row that the dump has no room for.
         lost: steps before this one that are not in the dump.
         score: (rows,), the sum of a row's rewards.
@@ -58,7 +62,7 @@ class Group:
     step: int
     number: int
     uid: str
-    align: str
+    method: Method
     cut: int
     lost: int
     score: np.ndarray
@@ -72,7 +76,7 @@ class Group:
 
     def by_column(self, values: np.ndarray) -> np.ma.MaskedArray:
         """`values` in the columns in which rows are compared: as they are, or the k-th trained token in column k."""
-        if self.align == "position":
+        if self.method.align == "position":
             return np.ma.masked_array(values, ~self.mask)
         columns = np.ma.masked_array(np.zeros_like(values), True)
         for row, live in enumerate(self.mask):
@@ -168,7 +172,7 @@ def choose_group(files: dict[int, Path], step: int | None = None, group: str | N
         step=step,
         number=chosen + 1,
         uid=uids[chosen],
-        align=str(arrays["align"]),
+        method=Method(**{name: arrays[name].item() for name in _OF_METHOD if name in arrays}),
         cut=int(arrays["longest"]) - mask.shape[1],
         lost=int(arrays["lost"]),
         score=arrays["score"][rows],
@@ -193,7 +197,7 @@ def _load(file: Path, *names: str) -> dict[str, np.ndarray]:
     """
     try:
         with np.load(file) as arrays:
-            return {name: arrays[name] for name in names or (*_OF_FILE, *({"responses"} & set(arrays.files)))}
+            return {name: arrays[name] for name in names or (*_OF_FILE, *(_OPTIONAL & set(arrays.files)))}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         raise VerlOtbError(f"{file} is damaged, or no file of algorithm.otb.dump_dir: {error}") from error
 

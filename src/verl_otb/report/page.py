@@ -31,7 +31,10 @@ WORDS = [
     ("G", "Reward-to-go of a token: the rewards from it to the end of the response."),
     ("w", "Energy of a token, 1 − 2π + Σπ²: how much it could move the policy; 0 where the policy was sure of it."),
     ("W", "Realized energy of a token: the energies up to it in its response added up, each times ρ² if there is ρ."),
-    ("B", "The Optimal Token Baseline: the mean of G over the responses to the prompt, each weighted by its W."),
+    (
+        "B",
+        "The Optimal Token Baseline: the mean of G over the responses, each weighted by its W, but for options above.",
+    ),
     ("A", "Advantage, what the token is trained with: G − B."),
     ("group mean", "The mean score of the responses to the prompt: the baseline that GRPO and its kin take."),
     (

@@ -72,7 +72,10 @@ def of_runs(runs: list[Metrics]) -> list[Picture]:
 
 def of_group(group: Group) -> list[Picture]:
     rows = len(group.score)
-    place = "position" if group.align == "position" else "k-th generated token"
+    place = "position" if group.method.align == "position" else "k-th generated token"
+    of_each = " (the mean of the responses' own: leave_one_out)" if group.method.leave_one_out else ""
+    weight = group.method.weight
+    weighs = "The weight of a response in the baseline" if weight == "realized" else f"Not the weight here ({weight})"
     return [
         Picture(
             "Advantages A = G − B of each token",
@@ -84,13 +87,13 @@ def of_group(group: Group) -> list[Picture]:
         ),
         Picture(
             "What is still to come (G) and the baseline (B)",
-            f"Thin: each response's reward-to-go G, a dot at its end. Bold: OTB's baseline B, of its own at each "
-            f"{place}; dashed: the one number that a group mean would take instead.",
+            f"Thin: each response's reward-to-go G, a dot at its end. Bold: OTB's baseline B{of_each}, of its own "
+            f"at each {place}; dashed: the one number that a group mean would take instead.",
             lambda figure: _draw_baseline(figure, group),
         ),
         Picture(
             "Realized energy W of each response",
-            "The weight of a response in the baseline: how much its tokens so far could have moved the policy. Steep "
+            f"{weighs}: how much its tokens so far could have moved the policy. Steep "
             "where the policy was undecided, flat where it was sure.",
             lambda figure: _draw_energy(figure, group),
         ),
@@ -194,7 +197,7 @@ def _draw_rows(axes: Any, group: Group, values: np.ndarray, colors: list[Any], l
         if len(last):
             axes.plot(places[last[-1]], row[last[-1]], "o", color=color, markersize=4)
     axes.plot([], [], "-o", color="#777777", linewidth=1.2, markersize=4, label=labelled)
-    axes.set_xlabel("position in the response (tokens)" if group.align == "position" else "k-th generated token")
+    axes.set_xlabel("position in the response (tokens)" if group.method.align == "position" else "k-th generated token")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(alpha=0.3)
 
@@ -202,7 +205,7 @@ def _draw_rows(axes: Any, group: Group, values: np.ndarray, colors: list[Any], l
 def _draw_baseline(figure: Any, group: Group) -> None:
     axes = figure.subplots()
     _draw_rows(axes, group, group.returns, _by_score(figure, axes, group), "G, each response")
-    baseline = group.by_column(group.baseline)  # the same in every row that has the column
+    baseline = group.by_column(group.baseline)  # of the rows that have the column
     places = np.arange(1, baseline.shape[1] + 1)
     marker = "." if len(places) <= 60 else None
     axes.plot(places, baseline.mean(0), color="#c2185b", linewidth=2.4, marker=marker, label="B, OTB's baseline")
