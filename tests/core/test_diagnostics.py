@@ -8,16 +8,17 @@ from statistics import fmean, pstdev
 
 import pytest
 import torch
-from definition import define
+from definition import compare, define
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_batches import ALIGNMENTS, batches, columns, poisoned
+from random_batches import batches, poisoned
+from variants import METHODS, named
 
 from verl_otb.core import Diagnostics, optimal_token_advantages
 from verl_otb.core import advantage as module
 
 
-def figures_by_definition(batch, align, handle_zero_tail):
+def figures_by_definition(batch, method):
     mask, index = batch["response_mask"].tolist(), batch["index"]
     rewards = batch["token_level_rewards"].double().tolist()
     weights = batch["rollout_is_weights"].double().tolist() if "rollout_is_weights" in batch else None
@@ -29,35 +30,37 @@ def figures_by_definition(batch, align, handle_zero_tail):
             batch["sum_pi_squared"].double().tolist(),
             index,
             importance_weights=weights,
-            align=align,
-            handle_zero_tail=handle_zero_tail,
-            leave_one_out=leave_one_out,
+            **method | {"leave_one_out": leave_one_out},
         )
-        for leave_one_out in (False, True)
+        for leave_one_out in (method["leave_one_out"], True)
     )
-    column = columns(batch["response_mask"], align).tolist()
-    cells, by_column, with_tokens = [], defaultdict(list), defaultdict(set)
-    for i, row in enumerate(mask):
-        for t, live in enumerate(row):
-            if live:
-                cells.append((i, t))
-                by_column[index[i], column[i][t]].append((i, t))
-                with_tokens[index[i]].add(i)
+    names = ("align", "finished_rows")
+    column, compared = compare(mask, index, **{name: method[name] for name in names})
+    cells, by_column, with_tokens = list(column), defaultdict(dict), defaultdict(set)
+    for i, t in cells:
+        by_column[index[i], column[i, t]] = compared[index[i], column[i, t]]
+        with_tokens[index[i]].add(i)
     if not cells:
         return {}
     mean = {uid: fmean(math.fsum(rewards[i]) for i in rows) for uid, rows in with_tokens.items()}
-    alone = [cell for live in by_column.values() if len(live) == 1 for cell in live]
-    zeroed = [(i, t) for i, t in alone if handle_zero_tail or len(with_tokens[index[i]]) == 1]
+    alone = [(i, t) for i, t in cells if len(by_column[index[i], column[i, t]]) == 1]
+    zero_tail = method["handle_zero_tail"] or method["leave_one_out"]
+    zeroed = [(i, t) for i, t in alone if zero_tail or len(with_tokens[index[i]]) == 1]
 
     def values(matrix):
         return [matrix[i][t] for i, t in cells]
 
-    def effective(live):
-        energies = [defined.realized_energy[i][t] for i, t in live]
-        return math.fsum(energies) ** 2 / math.fsum(w * w for w in energies) if math.fsum(energies) else len(live)
+    rho = weights or [[1.0] * len(row) for row in mask]
+
+    def weight(i, t):
+        of_token = rho[i][t] ** 2 * defined.token_energy[i][t]
+        return {"realized": defined.realized_energy[i][t], "token": of_token, "uniform": 1.0}[method["weight"]]
+
+    def effective(rows):
+        found = [weight(i, t) for i, t in rows.items()]
+        return math.fsum(found) ** 2 / math.fsum(w * w for w in found) if math.fsum(found) else len(found)
 
     def power(advantage):
-        rho = weights or [[1.0] * len(row) for row in mask]
         return fmean(rho[i][t] ** 2 * defined.token_energy[i][t] * advantage(i, t) ** 2 for i, t in cells)
 
     def mean_of_others(i):
@@ -90,22 +93,16 @@ def figures_by_definition(batch, align, handle_zero_tail):
     }
 
 
-@pytest.mark.parametrize("align", ALIGNMENTS)
-@pytest.mark.parametrize("handle_zero_tail", [True, False])
-@settings(deadline=None, max_examples=80)
+@pytest.mark.parametrize("method", METHODS, ids=named)
+@settings(deadline=None, max_examples=25)
 @given(batch=batches(), poison=st.booleans(), small_blocks=st.booleans())
-def test_are_those_of_the_definition(align, handle_zero_tail, batch, poison, small_blocks):
+def test_are_those_of_the_definition(method, batch, poison, small_blocks):
     diagnostics = Diagnostics()
     with pytest.MonkeyPatch.context() as patch:
         if small_blocks:
             patch.setitem(module._BLOCK_TOKENS, "cpu", 1)
-        optimal_token_advantages(
-            **(poisoned(batch) if poison else batch),
-            align=align,
-            handle_zero_tail=handle_zero_tail,
-            diagnostics=diagnostics,
-        )
-    found, expected = diagnostics.figures(), figures_by_definition(batch, align, handle_zero_tail)
+        optimal_token_advantages(**(poisoned(batch) if poison else batch), **method, diagnostics=diagnostics)
+    found, expected = diagnostics.figures(), figures_by_definition(batch, method)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         # Near-certain tokens lose digits in 1 − π, in any arithmetic.

@@ -1,8 +1,9 @@
 """10,000 batches that hypothesis makes, good and bad, through both estimators under their names in verl's registry.
 
-A batch raises where it is bad, naming the field, and nowhere else. Where two rows or more are live in a column, the
-baseline lies within their returns. To hypothesis the matrices are a string of bytes; each byte is looked up in a table
-of values here, so a batch takes half a millisecond, and a failure shrinks towards the first values of the tables.
+A batch raises where it is bad, naming the field, and nowhere else. Where two rows or more are compared in a column, the
+baseline lies within their returns. Each batch goes through one of them once more, with some options of `algorithm.otb`.
+To hypothesis the matrices are a string of bytes; each byte is looked up in a table of values here, so a batch takes
+half a millisecond, and a failure shrinks towards the first values of the tables.
 """
 
 import numpy as np
@@ -10,12 +11,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from random_batches import columns
+from random_batches import ALIGNMENTS, columns
+from variants import VARIANTS
 
 from verl_otb.errors import InputError
 
 BATCHES = 10_000
 CONFIGS = [OmegaConf.create({"gamma": 1.0, "otb": {"handle_zero_tail": zero_tail}}) for zero_tail in (True, False)]
+OPTIONS = [
+    OmegaConf.create({"otb": {"handle_zero_tail": zero_tail, **variant}})
+    for variant in VARIANTS[1:]
+    for zero_tail in (True, False)
+]
 UIDS = {
     "strings": ["a", "b"],
     "integers": [7, -1],
@@ -93,18 +100,27 @@ def spoil(draw, batch):
     return field
 
 
-def assert_baselines_within_returns(batch, align, advantages, returns):
-    """To 1e-6·(1 + max |G|) of the column's live rows, wherever there are two or more of them."""
+def assert_baselines_within_returns(batch, align, advantages, returns, carry=False):
+    """To 1e-6·(1 + max |G|) of the column's rows, live or carried on, wherever there are two or more of them."""
     live = batch["response_mask"] != 0
     kinds = {}
     group = torch.tensor([kinds.setdefault(repr(uid), len(kinds)) for uid in batch["index"]])
     # One number for each column of each group; then everything is flat.
-    cell = (group[:, None] * live.shape[1] + columns(live.long(), align))[live]
+    column = columns(live.long(), align)
+    cell = (group[:, None] * live.shape[1] + column)[live]
     G, B = returns.double()[live], (returns.double() - advantages.double())[live]
+    everywhere, compared = cell, G
+    if carry:
+        last = (torch.arange(live.shape[1]) * live).argmax(-1, keepdim=True)
+        later = (torch.arange(live.shape[1]) > column.gather(1, last)) & live.any(-1, keepdim=True)
+        everywhere = torch.cat([cell, (group[:, None] * live.shape[1] + torch.arange(live.shape[1]))[later]])
+        compared = torch.cat([G, returns.double().gather(1, last).expand_as(live)[later]])
     empty = torch.full((len(kinds) * live.shape[1],), torch.nan, dtype=torch.float64)
-    lowest, highest = (empty.scatter_reduce(0, cell, G, end, include_self=False)[cell] for end in ("amin", "amax"))
+    lowest, highest = (
+        empty.scatter_reduce(0, everywhere, compared, end, include_self=False)[cell] for end in ("amin", "amax")
+    )
     slack = 1e-6 * (1 + torch.maximum(lowest.abs(), highest.abs()))
-    shared = cell.bincount()[cell] >= 2
+    shared = everywhere.bincount()[cell] >= 2
     inside = (lowest - slack <= B) & (highest + slack >= B)
     assert inside[shared].all()
     return int(shared.sum())
@@ -127,22 +143,23 @@ def test_ten_thousand_batches():
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
-    @given(batches(), st.sampled_from(CONFIGS))
-    def run(made, config):
+    @given(batches(), st.sampled_from(CONFIGS), st.sampled_from(ALIGNMENTS), st.sampled_from(OPTIONS))
+    def run(made, config, one_more, options):
         nonlocal compared
         batch, bad = made
         seen[bad or "good"] += 1
-        for align, estimator in estimators.items():
+        for align, config in (*((align, config) for align in estimators), (one_more, options)):
             found = None
             try:
-                advantages, returns = estimator(**batch, config=config)
+                advantages, returns = estimators[align](**batch, config=config)
             except InputError as error:
                 found = error.field
             assert found == bad
             if found is None:
                 assert advantages.isfinite().all()
                 assert returns.isfinite().all()
-                compared += assert_baselines_within_returns(batch, align, advantages, returns)
+                carry = config.otb.get("finished_rows") == "carry"
+                compared += assert_baselines_within_returns(batch, align, advantages, returns, carry)
 
     run()
     assert sum(seen.values()) >= BATCHES

@@ -20,6 +20,28 @@ class Definition(NamedTuple):
     token_energy: Matrix
 
 
+def compare(
+    mask: Sequence[Sequence[int]], index: Sequence[Hashable], *, align: str = "position", finished_rows: str = "drop"
+) -> tuple[dict[tuple[int, int], int], dict[tuple[Hashable, int], dict[int, int]]]:
+    """The column of each token (row, position), and of each prompt and column the rows that are compared in it, each
+    with the token that it stands there with."""
+    column: dict[tuple[int, int], int] = {}
+    compared = defaultdict(dict)
+    tokens = range(len(mask[0]))
+    for i, row in enumerate(mask):
+        kth = 0
+        for t in tokens:
+            if row[t]:
+                column[i, t] = t if align == "position" else kth
+                compared[index[i], column[i, t]][i] = t
+                kth += 1
+        if finished_rows == "carry" and kth:
+            last = max(t for t in tokens if row[t])
+            for later in range(column[i, last] + 1, len(tokens)):
+                compared[index[i], later][i] = last
+    return column, compared
+
+
 def define(
     rewards: Matrix,
     mask: Sequence[Sequence[int]],
@@ -37,11 +59,11 @@ def define(
     """The symbols are those of the method: r, m, π, S, ρ, G, w, W, B, A; V is what stands for W in B."""
     rows, tokens = range(len(rewards)), range(len(rewards[0]))
     G, w, W, V, B, A = ([[0.0 for _ in tokens] for _ in rows] for _ in range(6))
-    column: dict[tuple[int, int], int] = {}  # of each token
-    compared = defaultdict(dict)  # of each prompt and column: the rows, and at which of their tokens
+    column, compared = compare(mask, index, align=align, finished_rows=finished_rows)
     rows_with_tokens = defaultdict(set)
+    for i, _ in column:
+        rows_with_tokens[index[i]].add(i)
     for i in rows:
-        kth = 0
         for t in tokens:
             if not mask[i][t]:
                 continue
@@ -51,14 +73,6 @@ def define(
             rho = importance_weights[i] if importance_weights else [1.0] * len(tokens)
             W[i][t] = math.fsum(rho[j] ** 2 * w[i][j] for j in range(t + 1) if mask[i][j])
             V[i][t] = {"realized": W[i][t], "token": rho[t] ** 2 * w[i][t], "uniform": 1.0}[weight]
-            column[i, t] = t if align == "position" else kth
-            compared[index[i], column[i, t]][i] = t
-            rows_with_tokens[index[i]].add(i)
-            kth += 1
-        if finished_rows == "carry" and kth:
-            last = max(t for t in tokens if mask[i][t])
-            for later in range(column[i, last] + 1, len(tokens)):
-                compared[index[i], later][i] = last
     for i, t in column:
         cells = [(j, u) for j, u in compared[index[i], column[i, t]].items() if not (leave_one_out and j == i)]
         returns = [G[j][u] for j, u in cells]
