@@ -89,7 +89,8 @@ def test_the_pictures_over_steps(tmp_path):
     assert set(power) == {"a", "a, group mean"}
     assert np.allclose(power["a, group mean"].get_ydata(), 2 * power["a"].get_ydata())
     assert np.isnan(ratio["a"].get_ydata()[0])
-    assert set(ratio["a"].get_ydata()[1:]) == {0.5}
+    assert set(ratio["a"].get_ydata()[1:]) == {0.9}
+    assert set(ratio["a, own reward in both"].get_ydata()[1:]) == {0.5}
 
 
 def test_a_long_run_is_smoothed(tmp_path):

@@ -18,6 +18,7 @@ def put_metrics(run: Path, steps: int = 30, otb: bool = True) -> Path:
             "otb/gradient_power": 0.1 / step,
             "otb/gradient_power_group_mean": 0.2 / step,
             "otb/gradient_power_vs_group_mean": 0.5 if step > 1 else None,  # ∞ as verl writes it
+            "otb/held_out_power_vs_group_mean": 0.9 if step > 1 else None,
         }
         lines.append({"step": step, "data": {"critic/score/mean": step / steps, **(ours if otb else {})}})
     text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -24,6 +24,7 @@ _MANY_ROWS = 24
 _WIDE_RANGE = 30  # largest over smallest value, from which the axis is logarithmic
 
 _POWER_OF_MEAN, _RATIO = "otb/gradient_power_group_mean", "otb/gradient_power_vs_group_mean"
+_HELD_OUT = "otb/held_out_power_vs_group_mean"
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,18 @@ def of_runs(runs: list[Metrics]) -> list[Picture]:
             "Gradient power",
             "ρ²A²w, mean over trained tokens: how hard a token pushes the logits, squared; less is less noise. "
             "Dashed: on the same batch with the group's mean reward for a baseline.",
-            lambda figure: _draw_steps(figure, runs, (POWER,), "gradient power (reward²)", window, (_POWER_OF_MEAN,)),
+            lambda figure: _draw_steps(
+                figure, runs, (POWER,), "gradient power (reward²)", window, (_POWER_OF_MEAN, "group mean")
+            ),
         ),
         (
-            (_RATIO,),
-            "Gradient power against the group mean's",
-            "Of the picture before the solid line, divided by the dashed one: below 1 OTB leaves less noise than the "
-            "group's mean would on the same batch.",
-            lambda figure: _draw_steps(figure, runs, (_RATIO,), "OTB ÷ group mean", window, level=1.0),
+            (_HELD_OUT,),
+            "Power against the group mean's, own reward left out",
+            "OTB's power divided by the group mean's, both baselines without the response's own reward: below 1 OTB's "
+            "is the better one. Dashed: with it, as in the picture before, which flatters OTB.",
+            lambda figure: _draw_steps(
+                figure, runs, (_HELD_OUT,), "OTB ÷ group mean", window, (_RATIO, "own reward in both"), level=1.0
+            ),
         ),
     ]
     return [
@@ -106,7 +111,7 @@ def _draw_steps(
     keys: tuple[str, ...],
     label: str,
     window: int,
-    dashed: tuple[str, ...] = (),
+    dashed: tuple[str, str] | None = None,
     level: float | None = None,
 ) -> None:
     axes = figure.subplots()
@@ -114,12 +119,14 @@ def _draw_steps(
     everything = []
     for number, run in enumerate(runs):
         color = _LINES[number % len(_LINES)]
-        for of_what, style, width in ((keys, "-", 1.8), (dashed, "--", 1.1)):
+        lines = [(keys, run.name, "-", 1.8)]
+        if dashed:
+            lines.append((dashed[:1], f"{run.name}, {dashed[1]}", "--", 1.1))
+        for of_what, name, style, width in lines:
             steps, values = run.series(*of_what)
             if not np.isfinite(values).any():
                 continue
             everything.append(values[np.isfinite(values)])
-            name = run.name if of_what is keys else f"{run.name}, group mean"
             if smooth:
                 axes.plot(steps, values, style, color=color, alpha=0.25, linewidth=0.8)
                 values = _running_mean(values, window)
