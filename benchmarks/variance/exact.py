@@ -113,7 +113,7 @@ def draw(found: dict[Setting, Array], path: Path) -> None:
     seeds = len(next(iter(found.values())))
     figure.suptitle(
         f"Exact variance by baseline, means over {seeds} random policies (below 1 is better than the mean)\n"
-        "reward 1 or 0, by a fair coin (binary), for sure answers (likely), for long ones (length); or N(0, 1) (gaussian)"
+        "rewards: a fair coin (binary), N(0, 1) (gaussian), sure answers are right (likely), long ones are (length)"
     )
     figure.savefig(path, dpi=90)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,13 @@ class Policy:
     def energy(self) -> Array:
         """w_t = 1 − 2π_t + Σπ², shape (n, T), 0 after the end."""
         return (1 - 2 * np.exp(self.log_probs) + self.sum_pi_squared) * self.live
+
+    @cached_property
+    def distinct_scores(self) -> tuple[Array, NDArray[np.int64]]:
+        """The scores that there are, (k, P), and which of them each token has, (n, T)."""
+        flat = self.scores.reshape(-1, self.scores.shape[-1])
+        scores, which = np.unique(flat, axis=0, return_inverse=True)
+        return scores, which.reshape(self.live.shape)
 
     @property
     def lengths(self) -> Array:

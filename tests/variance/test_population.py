@@ -8,7 +8,7 @@ from exact import LENGTHS, variances
 from policies import KINDS, REWARDS, make_policy, make_rewards
 from population import BASELINES, Population
 
-SEEDS = range(12)
+SEEDS = range(6)
 CASES = [
     pytest.param(kind, ends, reward, id=f"{kind}-{length}-{reward}")
     for kind, (length, ends), reward in itertools.product(KINDS, LENGTHS.items(), REWARDS)
