@@ -1,6 +1,6 @@
 """The gradient of a group of N answers: its variance, its bias, and both together, with the shipped estimator.
 
-    python benchmarks/variance/finite_groups.py [--seeds 8 --tokens 5 --rows 8000]
+    python benchmarks/variance/finite_groups.py [--seeds 8 --tokens 5 --rows 6000]
 
 groups.py says what is measured and how; the policies are the first of exact.py's, and N = inf is its result. `rows`
 answers a policy and group size are sampled; groups that are fewer in all are enumerated (those of 2 where answers end:
@@ -37,6 +37,7 @@ from table import RESULTS, write_table
 
 KINDS = ("tree", "mlp")
 SETTINGS = (("fixed", "binary"), ("ends", "binary"), ("ends", "likely"), ("ends", "length"))
+SHARPNESS = (1.0, 2.0)
 SIZES = (2, 4, 8, 16, 32, 64)
 BATCHES = 5  # of sampled groups, to see what chance does
 
@@ -103,59 +104,56 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         "token": ("C2", "-", "weight=token"),
         "token_loo": ("C2", "--", "weight=token, leave_one_out"),
     }
-    measures = {
-        "variance": "N·Var ÷ Var(true mean)",
-        "shrink": "shrink ⟨Eĝ, g⟩/‖g‖²",
-        "noise": "noise: N·Var/shrink² ÷ Var(true mean)",
+    panels = {
+        ("variance", 1.0): "N·Var ÷ Var(true mean)",
+        ("shrink", 1.0): "shrink ⟨Eĝ, g⟩/‖g‖²",
+        ("noise", 1.0): "noise: N·Var/shrink² ÷ Var(true mean)",
+        ("noise", 2.0): "noise, logits' standard deviation 2",
     }
     figure, axes = plt.subplots(
-        len(measures), len(SETTINGS), figsize=(17, 12), sharex=True, sharey="row", layout="constrained"
+        len(panels), len(SETTINGS), figsize=(17, 16), sharex=True, sharey="row", layout="constrained"
     )
     for column, (length, reward) in enumerate(SETTINGS):
-        for axis, measure_name in zip(axes[:, column], measures, strict=True):
+        for axis, (field, sharpness) in zip(axes[:, column], panels, strict=True):
             for name, (colour, line, label) in styles.items():
-                points = [
-                    r
-                    for r in rows
-                    if r["N"] < math.inf and (r["length"], r["reward"], r["estimator"]) == (length, reward, name)
-                ]
-                values, errors = ([p[f"{measure_name}{end}"] for p in points] for end in ("", "_se"))
-                sizes = [p["N"] for p in points]
-                axis.errorbar(sizes, values, errors, color=colour, linestyle=line, marker=".", label=label)
+                key = (sharpness, length, reward, name)
+                points = [r for r in rows if (r["sharpness"], r["length"], r["reward"], r["estimator"]) == key]
+                values, errors = ([p[f"{field}{end}"] for p in points if p["N"] in SIZES] for end in ("", "_se"))
+                axis.errorbar(SIZES, values, errors, color=colour, linestyle=line, marker=".", label=label)
+            if field == "noise":
+                axis.set_yscale("log", base=2)
+                axis.set_yticks([0.5, 0.7, 1, 1.4, 2, 4, 8, 16], ["0.5", "0.7", "1", "1.4", "2", "4", "8", "16"])
             axis.set_xscale("log", base=2)
             axis.set_xticks(SIZES, [str(n) for n in SIZES])
             axis.axhline(1, color="black", linewidth=0.8)
             axis.grid(alpha=0.3)
-        axes[-1, column].set_yscale("log", base=2)
-        axes[-1, column].set_yticks([0.5, 0.7, 1, 1.4, 2, 4, 8], ["0.5", "0.7", "1", "1.4", "2", "4", "8"])
         axes[-1, column].set_xlabel("answers in a group, N")
         ending = "answers end at an end token" if length == "ends" else "answers of one length"
         axes[0, column].set_title(f"{ending}\nreward: {reward}")
-    for axis, label in zip(axes[:, 0], measures.values(), strict=True):
+    for axis, label in zip(axes[:, 0], panels.values(), strict=True):
         axis.set_ylabel(label)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5)
     figure.suptitle(
         f"Gradients of groups of N answers, means over {rows[0]['policies']} random policies each; low noise is good"
     )
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=75)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8, help=f"for each of {KINDS}")
     parser.add_argument("--tokens", type=int, default=5, help="of an answer at most")
-    parser.add_argument("--sharpness", type=float, default=1.0)
-    parser.add_argument("--rows", type=int, default=8000)
+    parser.add_argument("--rows", type=int, default=6000)
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
     rows = []
-    for length, reward in SETTINGS:
-        print(f"{length} {reward}", file=sys.stderr)
+    for sharpness, (length, reward) in itertools.product(SHARPNESS, SETTINGS):
+        print(f"{sharpness:g} {length} {reward}", file=sys.stderr)
         populations = []
         for kind, seed in itertools.product(KINDS, range(args.seeds)):
             ends = length == "ends"
-            policy = make_policy(kind, seed, tokens=args.tokens, ends=ends, sharpness=args.sharpness)
+            policy = make_policy(kind, seed, tokens=args.tokens, ends=ends, sharpness=sharpness)
             populations.append(Population(policy, make_rewards(reward, policy, seed)))
         found: dict[float, list[dict[str, Measured]]] = {
             size: [measure(population, size, args.rows, i) for i, population in enumerate(populations)]
@@ -164,7 +162,7 @@ def main() -> None:
         found[math.inf] = [limits(population) for population in populations]
         for (size, policies), name in itertools.product(found.items(), ESTIMATORS):
             measured = [policy[name] for policy in policies]
-            row = {"length": length, "reward": reward, "N": size, "estimator": name}
+            row = {"sharpness": sharpness, "length": length, "reward": reward, "N": size, "estimator": name}
             row |= summary(measured, [policy["mean"] for policy in policies])
             row["rloo_size"] = math.inf
             if size < math.inf:

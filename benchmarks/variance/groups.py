@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +123,7 @@ class Comparison:
     rloo_variance: float
 
 
-def compare(population: Population, groups: Groups, names: Iterable[str] = ESTIMATORS) -> dict[str, Comparison]:
+def compare(population: Population, groups: Groups, names: Collection[str] = ESTIMATORS) -> dict[str, Comparison]:
     """Of estimators, all on the same groups."""
 
     def mean_and_variance(options: dict[str, Any]) -> tuple[Array, float]:
@@ -132,12 +132,9 @@ def compare(population: Population, groups: Groups, names: Iterable[str] = ESTIM
         mean = groups.chance @ values
         return mean, float(groups.chance @ np.square(values - mean).sum(1))
 
-    rloo_mean, rloo_variance = mean_and_variance(ESTIMATORS["rloo"])
-    found = {}
-    for name in names:
-        mean, variance = mean_and_variance(ESTIMATORS[name])
-        found[name] = Comparison(mean - rloo_mean, variance, rloo_variance)
-    return found
+    moments = {name: mean_and_variance(ESTIMATORS[name]) for name in {"rloo", *names}}
+    rloo_mean, rloo_variance = moments["rloo"]
+    return {name: Comparison(moments[name][0] - rloo_mean, moments[name][1], rloo_variance) for name in names}
 
 
 def pooled(batches: Sequence[Comparison]) -> Comparison:
