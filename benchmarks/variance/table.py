@@ -23,4 +23,6 @@ def write_table(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) > 1e-12 else "0"  # less is rounding
