@@ -9,7 +9,7 @@ import torch
 
 from verl_otb.core.baseline import optimal_baseline
 from verl_otb.core.checks import Inputs, all_good, check_shapes, first_fault
-from verl_otb.core.columns import Columns, carry_finished_rows, put_into, token_columns
+from verl_otb.core.columns import Columns, by_token, carry_finished_rows, token_columns
 from verl_otb.core.diagnostics import Diagnostics
 from verl_otb.core.energy import realized_energy_, token_energy_, weighted_energy_
 from verl_otb.core.groups import Block, group_blocks, group_ids
@@ -170,13 +170,14 @@ def _estimate_block(
     columns, places = Columns(returns, realized if weights is None else weights, live, live), None
     if method.align == "token":
         places = token_columns(live)
-        bits = put_into(places, live)
-        columns = Columns(put_into(places, returns), put_into(places, columns.weights), bits, bits)
+        columns = by_token(columns, places)
     if method.finished_rows == "carry":
         columns = carry_finished_rows(columns)
-    how = {"handle_zero_tail": method.handle_zero_tail, "leave_one_out": method.leave_one_out}
-    baseline = _baseline_of_tokens(columns, places, **how)
+    baseline = _baseline_of_tokens(
+        columns, places, handle_zero_tail=method.handle_zero_tail, leave_one_out=method.leave_one_out
+    )
     if diagnostics is not None:
+        held_out = baseline if method.leave_one_out else _baseline_of_tokens(columns, places, leave_one_out=True)
         diagnostics.add(
             live=live,
             row_sums=row_sums,
@@ -185,7 +186,7 @@ def _estimate_block(
             importance_weights=importance,
             realized_energy=realized,
             baseline=baseline,
-            held_out_baseline=_baseline_of_tokens(columns, places, **{**how, "leave_one_out": True}),
+            held_out_baseline=held_out,
             columns=columns,
             handle_zero_tail=method.handle_zero_tail or method.leave_one_out,
         )

@@ -28,10 +28,15 @@ def token_columns(live: torch.Tensor) -> torch.Tensor:
     return live.cumsum(-1).neg_().bitwise_and_(live)
 
 
-def put_into(columns: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Values of tokens at their `token_columns`, one column more than there are tokens; 0 elsewhere."""
-    *shape, tokens = values.shape
-    return values.new_zeros(*shape, tokens + 1).scatter_(-1, columns, values)
+def by_token(columns: Columns, places: torch.Tensor) -> Columns:
+    """Columns as the tokens lie, moved to their `token_columns`: one column more than there are tokens."""
+
+    def moved(values: torch.Tensor) -> torch.Tensor:
+        *shape, tokens = values.shape
+        return values.new_zeros(*shape, tokens + 1).scatter_(-1, places, values)
+
+    live = moved(columns.live)
+    return Columns(moved(columns.returns), moved(columns.weights), live, live)
 
 
 def carry_finished_rows(columns: Columns) -> Columns:
