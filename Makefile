@@ -40,7 +40,7 @@ lock:            ## write uv.lock: both environments, hashes, no host
 	! grep -n '://' uv.lock
 
 demo: env        ## train a tiny model with OTB on this machine (minutes)
-	bash examples/run_tiny_cpu.sh
+	env -u PYTHON bash examples/run_tiny_cpu.sh
 
 # Two at once: a whole run of verl is mostly imports, one after the other, on one core.
 test: env        ## everything, end to end included

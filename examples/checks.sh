@@ -17,7 +17,7 @@ check_values() { # PATTERN EXPECTED NAME...
 }
 
 check_divides() { # DIVIDEND'S NAME, ITS VALUE, DIVISOR'S NAME, ITS VALUE
-    (($2 % $4 == 0)) || refuse "$1 does not divide by $3" "$1 = $2, $3 = $4" "a multiple of $4" "Change $1 or $3"
+    (($2 % $4 == 0)) || refuse "$1 is not divisible by $3" "$1 = $2, $3 = $4" "a multiple of $4" "Change $1 or $3"
 }
 
 check_length() {
@@ -45,7 +45,13 @@ check_data() { # FILE...
 # A name that verl does not know would end the run only after its first rollout.
 check_estimator() {
     check_values '(tir_)?optimal_token_baseline|grpo(_vectorized|_passk)?|rloo(_vectorized)?|opo|gpg|gdpo|remax|reinforce_plus_plus(_baseline)?' \
-        "an estimator of verl's that needs no critic; one of your own as the argument algorithm.adv_estimator=…" ADV_ESTIMATOR
+        "optimal_token_baseline, tir_optimal_token_baseline, grpo, rloo, or another of verl's without a critic; one of your own as the argument algorithm.adv_estimator=…" ADV_ESTIMATOR
+}
+
+# Ray starts its workers by a shell, and does not quote their interpreter.
+check_place() {
+    [[ ! $PYTHON =~ [[:space:]\'\"] ]] || refuse "Ray cannot start workers with this interpreter" "PYTHON=$PYTHON" \
+        "a path without spaces and quotes" "Make the environment at such a path, and name it by PYTHON (or GPU_ENV)"
 }
 
 # Those of this node. With RAY_ADDRESS the run joins a cluster, whose GPUs Ray counts; the CPU platform has none.
@@ -67,6 +73,7 @@ check_gpus() {
 }
 
 check_python() {
+    check_place
     command -v "$PYTHON" > /dev/null || refuse "PYTHON is no program" "PYTHON=$PYTHON" "a Python with verl, vLLM and verl-otb" \
         "Set PYTHON, or take the locked environment: VERL_USE_UV=1"
     "$PYTHON" "$REPOSITORY/examples/check_python.py" || exit 2

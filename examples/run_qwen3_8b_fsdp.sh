@@ -58,7 +58,7 @@ check_model
 if [[ $VERL_USE_UV == 1 ]]; then PYTHON=$GPU_ENV/bin/python; else PYTHON=${PYTHON:-python3}; fi
 check_data "$DATA_DIR"/{gsm8k,math}/{train,test}.parquet
 # Hydra's --cfg prints the run's configuration and starts nothing.
-[[ " $* " == *" --cfg "* ]] || check_gpus
+[[ " $* " =~ \ (--cfg|-c)[=\ ] ]] || check_gpus
 WORKERS=()
 if [[ $VERL_USE_UV == 1 ]]; then
     bash "$REPOSITORY/examples/make_gpu_env.sh" "$GPU_ENV"

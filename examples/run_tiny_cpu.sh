@@ -23,7 +23,11 @@ REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PYTHON=${PYTHON:-$REPOSITORY/.venv/bin/python}
 OUT_DIR=${OUT_DIR:-$REPOSITORY/runs/tiny_cpu/$(date +%Y%m%d-%H%M%S)-$ADV_ESTIMATOR}
 
+# shellcheck source=examples/checks.sh
+source "$REPOSITORY/examples/checks.sh"
 fail() { echo "run_tiny_cpu.sh: $*" >&2; exit 2; }
+check_estimator
+check_place
 for name in STEPS MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH TIMEOUT; do
     [[ ${!name} =~ ^[1-9][0-9]*$ ]] || fail "$name=${!name} is not a positive whole number"
 done
@@ -38,7 +42,9 @@ fi
 "$PYTHON" -c 'import importlib.util as u; assert u.find_spec("verl") and u.find_spec("vllm")' 2> /dev/null \
     || fail "PYTHON=$PYTHON has no verl or no vllm; run \`make env\`"
 
-mkdir -p "$OUT_DIR"
+[[ ! -s $OUT_DIR/metrics.jsonl && ! -d $OUT_DIR/dump ]] || fail "OUT_DIR=$OUT_DIR has a run in it; choose another directory"
+
+mkdir -p "$OUT_DIR" || fail "OUT_DIR=$OUT_DIR cannot be made"
 OUT_DIR=$(cd "$OUT_DIR" && pwd)
 if [[ -z $MODEL_PATH || -z $TRAIN_FILE || -z $VAL_FILE ]]; then
     "$PYTHON" "$REPOSITORY/examples/make_tiny_task.py" "$OUT_DIR/task" > /dev/null 2>&1 || fail "the tiny task cannot be made"

@@ -8,7 +8,6 @@ Exits with the command's status, 124 after the timeout. FILE gets its wall time 
 import argparse
 import ctypes
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,8 @@ import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
 SAMPLE_SECONDS = 3.0
+# SystemExit passes through `finally`; the default action would leave the tree.
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def descendants() -> list[psutil.Process]:
@@ -36,8 +37,20 @@ def tree_memory() -> int:
     return total
 
 
+def leave(number: int, _: object) -> None:
+    hold_out()
+    sys.exit(128 + number)
+
+
+def hold_out() -> None:
+    """No further signal: whoever signals a process group sends several, and the next would interrupt the ending."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def end_tree() -> None:
     """Kill every descendant, until none is left."""
+    hold_out()
     while processes := descendants():
         for process in processes:
             try:
@@ -75,9 +88,8 @@ def main() -> int:
     parser.add_argument("--usage", type=Path, metavar="FILE")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
-    # SystemExit passes through `finally`; the default action would leave the tree.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    for number in SIGNALS:
+        signal.signal(number, leave)
     status, wall, peak = supervise(args.command, args.timeout)
     if args.usage:
         args.usage.write_text(json.dumps({"wall_seconds": round(wall, 1), "peak_bytes": peak}))
@@ -85,7 +97,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        os._exit(130)
+    sys.exit(main())

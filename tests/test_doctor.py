@@ -321,6 +321,14 @@ def test_a_search_path_of_ones_own(doctor, tmp_path):
         assert "algorithm.gamma=0.5 is not used" in results["config.otb"]["advice"][0]
 
 
+def test_a_directory_that_is_no_model(doctor, tmp_path):
+    status, results = doctor(
+        *RUN, "actor_rollout_ref.model.use_fused_kernels=True", f"actor_rollout_ref.model.path={tmp_path}"
+    )
+    assert (status, broken(results)) == (1, {"config.fused"})
+    assert results["config.fused"]["detail"] == f"{tmp_path} has no config.json"
+
+
 def test_the_models_head(doctor, tiny_task):
     fused = "actor_rollout_ref.model.use_fused_kernels=True"
     run = (*RUN, fused, f"actor_rollout_ref.model.path={tiny_task.model}")

@@ -34,7 +34,7 @@ def number_after_hashes(answer: str) -> str:
     """
     _, hashes, number = answer.rpartition("####")
     number = number.strip().replace(",", "")
-    if not hashes or not re.fullmatch(r"-?\.?[0-9][0-9.]*", number):
+    if not hashes or not re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)", number):
         raise DataError(f"no number after '####' at the end of {answer[-60:]!r}")
     return number
 

@@ -26,6 +26,8 @@ SUPERVISE = [sys.executable, str(REPOSITORY / "examples" / "supervise.py")]
         ({"REWARD_FILE": "no.py"}, "REWARD_FILE=no.py is not a file"),
         ({"MODEL_PATH": "/no/such/model"}, "MODEL_PATH=/no/such/model is neither a directory nor a name"),
         ({"MODEL_PATH": "."}, "MODEL_PATH=. has no config.json"),
+        ({"ADV_ESTIMATOR": "gae"}, "found     ADV_ESTIMATOR=gae"),
+        ({"PYTHON": "/a b/python"}, "a path without spaces and quotes"),
         ({"PYTHON": "/no/python"}, "PYTHON=/no/python has no verl or no vllm; run `make env`"),
     ],
 )
@@ -35,6 +37,15 @@ def test_wrong_inputs_stop_at_once(tmp_path, variables, message):
     assert (run.returncode, run.stdout) == (2, "")
     assert message in run.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_with_a_run_in_it_is_left_alone(tmp_path):
+    (tmp_path / "dump").mkdir()
+    environment = {**os.environ, "PYTHON": sys.executable, "OUT_DIR": str(tmp_path)}
+    run = subprocess.run([DEMO], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert f"OUT_DIR={tmp_path} has a run in it" in run.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["dump"]
 
 
 @pytest.mark.parametrize("otb", [True, False])
@@ -110,6 +121,21 @@ def test_supervise_ends_what_the_command_leaves(tmp_path):
     usage = json.loads((tmp_path / "usage.json").read_text())
     assert usage["peak_bytes"] > 1 << 20
     assert usage["wall_seconds"] < 60
+
+
+@pytest.mark.parametrize("milliseconds", [0, 1, 3, 10])
+def test_supervise_ends_the_tree_however_often_it_is_told(milliseconds):
+    """`timeout` and `kill -- -GROUP` signal the whole group, and so does the script's own trap right after."""
+    many = "import subprocess as s, sys; [s.Popen(['sleep', '300']) for _ in range(30)]; print(flush=True); s.os.wait()"
+    run = subprocess.Popen([*SUPERVISE, "--", sys.executable, "-c", many], stdout=subprocess.PIPE)
+    run.stdout.readline()
+    tree = psutil.Process(run.pid).children(recursive=True)
+    assert len(tree) == 31
+    for _ in range(3):
+        run.terminate()
+        time.sleep(milliseconds / 1000)
+    assert run.wait(60) == 128 + signal.SIGTERM
+    assert not [process.pid for process in tree if is_running(process.pid)]
 
 
 def test_supervise_ends_the_tree_after_the_timeout(tmp_path):

@@ -115,7 +115,7 @@ def test_box_and_number(script):
     assert script.last_boxed(r"\boxed{1} or \boxed{a{b{c}}d}") == "a{b{c}}d"
     assert script.last_boxed(r"\fbox{4}") == "4"
     assert script.last_boxed(r"$\boxed 2$ in all") == "2"
-    for broken in ("no answer", "#### about five", "####", "#### .", "#### -"):
+    for broken in ("no answer", "#### about five", "####", "#### .", "#### -", "#### 1.2.3"):
         with pytest.raises(script.DataError, match="no number"):
             script.number_after_hashes(broken)
     with pytest.raises(script.DataError, match="do not close"):

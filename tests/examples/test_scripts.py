@@ -101,17 +101,17 @@ def test_values(run, name, value, expected):
     [
         (
             {"PPO_MINI_BATCH_SIZE": "48"},
-            "TRAIN_BATCH_SIZE does not divide by PPO_MINI_BATCH_SIZE",
+            "TRAIN_BATCH_SIZE is not divisible by PPO_MINI_BATCH_SIZE",
             "TRAIN_BATCH_SIZE = 128, PPO_MINI_BATCH_SIZE = 48",
         ),
         (
             {"ROLLOUT_N": "3", "PPO_MINI_BATCH_SIZE": "2"},
-            "PPO_MINI_BATCH_SIZE × ROLLOUT_N does not divide by NNODES × NGPUS_PER_NODE",
+            "PPO_MINI_BATCH_SIZE × ROLLOUT_N is not divisible by NNODES × NGPUS_PER_NODE",
             "= 6, NNODES × NGPUS_PER_NODE = 8",
         ),
         (
             {"NNODES": "2", "NGPUS_PER_NODE": "2", "ROLLOUT_TP": "8"},
-            "NNODES × NGPUS_PER_NODE does not divide by ROLLOUT_TP",
+            "NNODES × NGPUS_PER_NODE is not divisible by ROLLOUT_TP",
             "NNODES × NGPUS_PER_NODE = 4, ROLLOUT_TP = 8",
         ),
         (

@@ -2,10 +2,12 @@
 
 import argparse
 import base64
+import json
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ import torch
 from made_run import put_dump, put_metrics
 
 from verl_otb.report import add_parser, main
-from verl_otb.report.data import choose_group, find_dump
+from verl_otb.report.data import choose_group, find_dump, read_metrics
+from verl_otb.report.pictures import of_runs
 
 # What the page itself is made of.
 TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "div", "span"}
@@ -67,7 +70,9 @@ def test_both_files_with_all_in_them(run, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "report.png" in out
     assert "report.html" in out
-    assert "gradient power of grpo: no otb/gradient_power among the metrics, which runs with OTB log" in out
+    assert (
+        "gradient power of grpo: no number under otb/gradient_power among the metrics, which runs with OTB log" in out
+    )
     assert "gradient power of grpo" in text
 
 
@@ -132,7 +137,7 @@ def test_a_run_beside_it_that_is_not_there(run, tmp_path, capsys):
 def test_metrics_of_another_kind_are_nothing(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {"loss": 1}}\n')
     assert report(tmp_path) == 1
-    assert "no critic/score/mean or critic/rewards/mean among the metrics" in capsys.readouterr().err
+    assert "no number under critic/score/mean or critic/rewards/mean among the metrics" in capsys.readouterr().err
 
 
 def test_tokens_are_shown_as_text_and_nothing_else(tmp_path, tiny_task):
@@ -219,10 +224,56 @@ def test_a_dump_elsewhere(tmp_path):
     assert len(_Page((tmp_path / "run" / "report.html").read_text()).images) == 6
 
 
-def test_a_damaged_file(run, capsys):
-    (run / "dump" / "step_3.npz").write_bytes(b"PK")
+def damage(file: Path, how: str) -> None:
+    if how == "cut":
+        file.write_bytes(b"PK")
+    elif how == "flipped":
+        content = bytearray(file.read_bytes())
+        content[len(content) // 3 : len(content) // 3 + 40] = bytes(40)
+        file.write_bytes(content)
+    else:
+        with np.load(file) as arrays:
+            np.savez(file, **{**arrays, "returns": arrays["returns"][:-1]})
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "arrays of other rows"])
+def test_a_damaged_file(run, capsys, how):
+    damage(run / "dump" / "step_3.npz", how)
     assert report(run) == 1
     assert "step_3.npz is damaged" in capsys.readouterr().err
+    put_dump(run, step=4)
+    assert report(run) == 0
+    out = capsys.readouterr().out
+    assert "step_3.npz is damaged" in out
+    assert "step 4" in (run / "report.html").read_text()
+
+
+def test_a_dump_of_another_run(run, capsys):
+    put_dump(run, step=107)
+    assert report(run) == 0
+    assert "the dump goes to step 107, the metrics to 30: of another run?" in capsys.readouterr().out
+
+
+def test_metrics_that_are_no_numbers(tmp_path, capsys):
+    values = [float("nan"), None, "0.5", [1], 10**400, float("inf")]
+    lines = [{"step": step, "data": {"critic/score/mean": value}} for step, value in enumerate(values, 1)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text + '{"step": Infinity, "data": {}}\n')
+    assert report(tmp_path) == 1
+    assert "no number under critic/score/mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [r"lr$\bad{$x", "_under", "a$b$c"])
+def test_a_name_is_shown_as_it_is(tmp_path, name):
+    """In the legend: matplotlib takes dollars for formulas, and hides names that begin with an underscore."""
+    from matplotlib.figure import Figure
+
+    run = read_metrics(put_metrics(tmp_path / name) / "metrics.jsonl", name)
+    figure = Figure()
+    of_runs([run])[0].draw(figure)
+    (shown,) = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown.replace(r"\$", "$").strip() == name
+    assert report(tmp_path / name) == 0
 
 
 def test_verl_s_own_place_for_metrics(tmp_path, capsys):

@@ -28,6 +28,9 @@ class Method:
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"{name}: expected {' or '.join(map(_quoted, choices))}, found {value!r}.", name)
+        for name in ("handle_zero_tail", "leave_one_out"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InputError(f"{name}: expected True or False, found {value!r}.", name)
 
     def changed(self) -> list[str]:
         """Those that are not at their default, but for `align`: `weight=token`."""

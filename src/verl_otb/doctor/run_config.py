@@ -117,6 +117,12 @@ def _fused(config: DictConfig) -> Result:
     model = config.actor_rollout_ref.model
     if not model.get("use_fused_kernels", False):
         return skipped("config.fused", "use_fused_kernels=False: the head is not in question")
+    if (
+        not OmegaConf.is_missing(model, "path")
+        and os.path.isdir(model.path)
+        and "config.json" not in os.listdir(model.path)
+    ):
+        return failed("config.fused", f"{model.path} has no config.json", "Correct actor_rollout_ref.model.path")
     if OmegaConf.is_missing(model, "path") or not at_hand(model.path):
         return skipped("config.fused", f"{model._get_node('path')} is not on this machine; the trainer judges its head")
     try:

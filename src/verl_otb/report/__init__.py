@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from verl_otb.errors import VerlOtbError
 from verl_otb.report.data import (
     POWER,
@@ -21,6 +23,7 @@ from verl_otb.report.data import (
     find_metrics,
     names_of,
     read_metrics,
+    undamaged,
 )
 from verl_otb.report.page import page, tokens_by_energy
 
@@ -65,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> None:
     pictures = _pictures()
     missing: list[str] = []
-    runs, dump = _runs(args, missing), _dump(args, missing)
+    runs = _runs(args, missing)
+    dump = undamaged(_dump(args, missing), missing)
+    _compare(runs, dump, missing)
     group = choose_group(dump, args.step, args.group) if dump else None
     sections = []
     if over_steps := pictures.of_runs(runs):
@@ -122,10 +127,18 @@ def _runs(args: argparse.Namespace, missing: list[str]) -> list[Metrics]:
             continue
         runs.append(metrics)
     for what, keys, why in (("reward", REWARD, ""), ("gradient power", (POWER,), ", which runs with OTB log")):
-        without = [metrics.name for metrics in runs if not len(metrics.series(*keys)[0])]
+        without = [metrics.name for metrics in runs if not np.isfinite(metrics.series(*keys)[1]).any()]
         if without:
-            missing.append(f"{what} of {', '.join(without)}: no {' or '.join(keys)} among the metrics{why}.")
+            missing.append(
+                f"{what} of {', '.join(without)}: no number under {' or '.join(keys)} among the metrics{why}."
+            )
     return runs
+
+
+def _compare(runs: list[Metrics], dump: dict[int, Path], missing: list[str]) -> None:
+    """A dump that goes on after the metrics is another run's, or both were left in one directory."""
+    if runs and dump and max(dump) > (last := runs[0].lines[-1][0]):
+        missing.append(f"nothing, but look: the dump goes to step {max(dump)}, the metrics to {last}: of another run?")
 
 
 def _dump(args: argparse.Namespace, missing: list[str]) -> dict[int, Path]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -35,13 +37,13 @@ class Metrics:
     lines: list[tuple[int, dict[str, Any]]]
 
     def series(self, *keys: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values of the first of `keys` that the run has, both empty if none; null and ∞ count as NaN."""
+        """Steps and values of the first of `keys` that the run has, both empty if none; what is no finite number
+        counts as NaN."""
         for key in keys:
             points = [(step, data[key]) for step, data in self.lines if key in data]
             if points:
                 steps, values = zip(*points, strict=True)
-                found = np.array([np.nan if value is None else float(value) for value in values])
-                return np.array(steps), np.where(np.isfinite(found), found, np.nan)
+                return np.array(steps), np.array([_finite(value) for value in values])
         return np.array([]), np.array([])
 
 
@@ -84,6 +86,13 @@ class Group:
         return columns
 
 
+def _finite(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else math.nan
+    except OverflowError:  # JSON's integers have no end
+        return math.nan
+
+
 def find_metrics(run: Path) -> Path | None:
     """The `file` logger's lines of a run: `run` itself, its metrics.jsonl, or the one file of such lines in it.
 
@@ -94,7 +103,7 @@ def find_metrics(run: Path) -> Path | None:
         return run
     if (run / "metrics.jsonl").is_file():
         return run / "metrics.jsonl"
-    found = [path for path in sorted(run.glob("*.jsonl")) if _lines(path)]
+    found = [path for path in sorted(run.glob("*.jsonl")) if path.is_file() and _lines(path)]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise VerlOtbError(f"{run} has several runs' metrics: {names}. Name one of these files instead.")
@@ -112,7 +121,7 @@ def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
         try:
             line = json.loads(text)
             lines.append((int(line["step"]), dict(line["data"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
     return lines
 
@@ -135,6 +144,26 @@ def find_dump(run: Path) -> dict[int, Path]:
             if files:
                 return dict(sorted(files.items()))
     return {}
+
+
+def undamaged(files: dict[int, Path], missing: list[str]) -> dict[int, Path]:
+    """Those that can be read; what the others are goes to `missing`.
+
+    Raises:
+        VerlOtbError: where none can be.
+    """
+    errors: list[VerlOtbError] = []
+    good = {}
+    for step, file in files.items():
+        try:
+            _load(file)
+            good[step] = file
+        except VerlOtbError as error:
+            errors.append(error)
+    if files and not good:
+        raise errors[0]
+    missing += map(str, errors)
+    return good
 
 
 def choose_group(files: dict[int, Path], step: int | None = None, group: str | None = None) -> Group:
@@ -197,8 +226,13 @@ def _load(file: Path, *names: str) -> dict[str, np.ndarray]:
     """
     try:
         with np.load(file) as arrays:
-            return {name: arrays[name] for name in names or (*_OF_FILE, *(_OPTIONAL & set(arrays.files)))}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+            found = {name: arrays[name] for name in names or (*_OF_FILE, *(_OPTIONAL & set(arrays.files)))}
+            rows = len(found["group"])
+            shapes = {found[name].shape for name in (*_OF_ROWS, "response_mask", "responses") if name in found}
+            if rows == 0 or len(shapes) > 1 or any(len(shape) != 2 or shape[0] != rows for shape in shapes):
+                raise ValueError("its arrays do not fit together")
+            return found
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise VerlOtbError(f"{file} is damaged, or no file of algorithm.otb.dump_dir: {error}") from error
 
 

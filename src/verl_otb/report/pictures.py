@@ -119,9 +119,9 @@ def _draw_steps(
     everything = []
     for number, run in enumerate(runs):
         color = _LINES[number % len(_LINES)]
-        lines = [(keys, run.name, "-", 1.8)]
+        lines = [(keys, _as_it_is(run.name), "-", 1.8)]
         if dashed:
-            lines.append((dashed[:1], f"{run.name}, {dashed[1]}", "--", 1.1))
+            lines.append((dashed[:1], _as_it_is(f"{run.name}, {dashed[1]}"), "--", 1.1))
         for of_what, name, style, width in lines:
             steps, values = run.series(*of_what)
             if not np.isfinite(values).any():
@@ -147,6 +147,12 @@ def _draw_steps(
 def _legend(figure: Any, columns: int) -> None:
     """Below the axes, where it hides nothing."""
     figure.legend(fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def _as_it_is(text: str) -> str:
+    """Text that matplotlib is to show: dollars are formulas to it, and a label that begins with _ is hidden."""
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
@@ -245,7 +251,7 @@ def sheet(title: str, rows: list[list[Picture]], notes: list[str]) -> bytes:
     heights = [max(picture.height for picture in row) + 0.75 for row in rows]
     foot = 0.3 + 0.22 * len(notes)
     figure = Figure(figsize=(15, sum(heights) + foot + 0.4), layout="constrained")
-    figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+    figure.suptitle(_as_it_is(title), fontsize=13, fontweight="bold", x=0.01, ha="left")
     parts = figure.subfigures(len(rows) + 1, 1, height_ratios=[*heights, foot], squeeze=False)[:, 0]
     for part, row in zip(parts[:-1], rows, strict=True):
         captions = [textwrap.wrap(picture.caption, 200 // len(row) - 8) for picture in row]
@@ -258,7 +264,7 @@ def sheet(title: str, rows: list[list[Picture]], notes: list[str]) -> bytes:
             )
             above = {"xytext": (0, 9 + 11.5 * lines), "textcoords": "offset points", "annotation_clip": False}
             axes.annotate(picture.title, (0, 1), xycoords="axes fraction", fontsize=11, fontweight="bold", **above)
-    parts[-1].text(0.01, 0.9, "\n".join(notes), fontsize=9, color="#a03000", va="top")
+    parts[-1].text(0.01, 0.9, _as_it_is("\n".join(notes)), fontsize=9, color="#a03000", va="top")
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=100)
     return out.getvalue()
