@@ -1,11 +1,11 @@
 """Make a tiny task for verl in a few seconds, without a download: model, tokenizer, data.
 
-    python examples/make_tiny_task.py OUT_DIR [--tied-head]
+    python examples/make_tiny_task.py OUT_DIR [--tied-head] [--seed 0]
 
 OUT_DIR/model: a random two-layer Qwen3 of 0.1 M parameters and a tokenizer of bytes. Its head is a matrix of its own,
 or with --tied-head the embedding, as verl's fused kernels need it under FSDP2.
 OUT_DIR/train.parquet, OUT_DIR/val.parquet: sums of two numbers below ten, in verl's schema.
-The reward is in arithmetic_reward.py. The same call makes the same files.
+The reward is in arithmetic_reward.py. The same call makes the same files; the seed is that of the model's weights.
 """
 
 import argparse
@@ -41,10 +41,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, tied_head: bool) -> Qwen3ForCausalLM:
+def make_model(tokenizer: PreTrainedTokenizerFast, tied_head: bool, seed: int = SEED) -> Qwen3ForCausalLM:
     # The vocabulary has exactly the tokenizer's tokens: verl masks any others in vLLM only, and then the log-probs
     # of rollout and actor differ by log(vocabulary / tokens) in an untrained model.
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
@@ -81,11 +81,11 @@ def make_rows(count: int, split: str) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def main(out_dir: Path, tied_head: bool) -> None:
+def main(out_dir: Path, tied_head: bool, seed: int = SEED) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(out_dir / "model")
-    make_model(tokenizer, tied_head).save_pretrained(out_dir / "model")
+    make_model(tokenizer, tied_head, seed).save_pretrained(out_dir / "model")
     make_rows(1024, "train").to_parquet(out_dir / "train.parquet")
     make_rows(16, "val").to_parquet(out_dir / "val.parquet")
 
@@ -94,4 +94,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Make a tiny task for verl: model, tokenizer, data.")
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--tied-head", action="store_true", help="the embedding is the head")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the model's weights")
     main(**vars(parser.parse_args()))
