@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import training
+import training_report as report
+from training import Run
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS / "variance"))
-import training  # noqa: E402
-import training_report as report  # noqa: E402
-from training import Run  # noqa: E402
 
 # In the place of run_tiny_cpu.sh: an arm that fails, one that never ends, and the others, which are done at once.
 SCRIPT = """
