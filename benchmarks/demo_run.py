@@ -50,6 +50,21 @@ def run(directory: Path, estimator: str, steps: int, overrides: Sequence[str] = 
     return step_metrics(directory)
 
 
+def by_turns(
+    estimators: Sequence[str], runs: int, steps: int, directory: Path, overrides: Sequence[str] = ()
+) -> dict[str, list[list[dict[str, Any]]]]:
+    """`runs` runs of each estimator, in turn, the other way round every other time; each one's metrics by step.
+
+    The first two steps of a run, in which all is loaded and compiled, are left out.
+    """
+    found: dict[str, list[list[dict[str, Any]]]] = {estimator: [] for estimator in estimators}
+    for number in range(runs):
+        for estimator in estimators if number % 2 == 0 else reversed(estimators):
+            metrics = run(directory / f"{number}-{estimator}", estimator, steps, overrides)
+            found[estimator].append(metrics[2:])
+    return found
+
+
 def step_metrics(directory: Path) -> list[dict[str, Any]]:
     """The metrics of every training step, in their order. A validation before the first is left out."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()

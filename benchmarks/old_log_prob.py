@@ -12,36 +12,26 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-RESULTS = REPOSITORY / "benchmarks" / "results"
+import demo_run
+
+RESULTS = demo_run.REPOSITORY / "benchmarks" / "results"
 OTB, GRPO = "optimal_token_baseline", "grpo"
 VOCABULARY = 151_936
 LENGTHS = [(64, 64)] * 8
 
 
-def demo(estimator: str, steps: int, directory: Path) -> list[float]:
-    """Seconds of each step's old-log-prob pass."""
-    script = REPOSITORY / "examples" / "run_tiny_cpu.sh"
-    variables = {"ADV_ESTIMATOR": estimator, "STEPS": str(steps), "OUT_DIR": str(directory), "PYTHON": sys.executable}
-    subprocess.run(["bash", script, "trainer.test_freq=-1"], env={**os.environ, **variables}, check=True)
-    lines = [json.loads(line)["data"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [line["timing_s/old_log_prob"] for line in lines if "timing_s/old_log_prob" in line][2:]
-
-
 def actor(rounds: int, directory: Path) -> tuple[list[float], list[float]]:
     """Seconds of the pass with Σπ², and without."""
     os.environ["VERL_PLATFORM"] = "cpu"
-    sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
-    sys.path.insert(0, str(REPOSITORY / "examples"))
+    sys.path.insert(0, str(demo_run.REPOSITORY / "tests" / "support"))
+    sys.path.insert(0, str(demo_run.REPOSITORY / "examples"))
     import make_tiny_task
     from real_worker import log_prob_pass, token_fields, training_worker
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -75,12 +65,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    seconds: dict[str, list[float]] = {OTB: [], GRPO: []}
     with tempfile.TemporaryDirectory() as directory:
-        for run in range(arguments.runs):
-            for estimator in (OTB, GRPO) if run % 2 == 0 else (GRPO, OTB):
-                seconds[estimator] += demo(estimator, arguments.steps, Path(directory) / f"{run}-{estimator}")
-        rows = [row("demo", seconds[OTB], seconds[GRPO])]
+        found = demo_run.by_turns((OTB, GRPO), arguments.runs, arguments.steps, Path(directory))
+        otb, grpo = ([step["timing_s/old_log_prob"] for run in found[name] for step in run] for name in (OTB, GRPO))
+        rows = [row("demo", otb, grpo)]
         rows.append(row("actor", *actor(arguments.rounds, Path(directory) / "model")))
     RESULTS.mkdir(exist_ok=True)
     with open(RESULTS / "old_log_prob.csv", "w", newline="") as file:
