@@ -134,6 +134,13 @@ def test_report_says_whether_n4_reached_what_n16_did(tmp_path, late, reached, sh
     assert f"in {int(bool(reached))} of 1 seeds" in said
 
 
+def test_report_compares_at_equal_tokens(tmp_path):
+    curve(tmp_path / "otb-n4-seed0.csv", [0.0] * 30, 4)
+    curve(tmp_path / "grpo-n16-seed0.csv", [step / 8 for step in range(30)], 15)
+    (row,) = report.small_against_large(report.read(tmp_path))
+    assert row["at_equal_tokens"] == pytest.approx(3.5 / 8)  # 120 tokens are eight of its steps
+
+
 def test_report_refuses_runs_that_cannot_be_compared(tmp_path):
     curve(tmp_path / "otb-n4-seed0.csv", [0.0] * 30, 4)
     curve(tmp_path / "grpo-n4-seed0.csv", [0.0] * 20, 4)
