@@ -183,7 +183,7 @@ def draw(curves: dict[Run, Curve], path: Path) -> None:
                 tokens = np.mean([run.tokens for run in runs], axis=0)
                 steps = np.arange(1, len(tokens) + 1)
                 for axis, x, values in (
-                    (top, tokens, [run.smooth for run in runs]),
+                    (top, tokens[WINDOW - 1 :], [run.smooth[WINDOW - 1 :] for run in runs]),
                     (bottom, steps, [run.grad_norm for run in runs]),
                 ):
                     axis.plot(x, np.mean(values, axis=0), color=COLOURS[arm], label=label, linewidth=1.4)
