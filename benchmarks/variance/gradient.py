@@ -25,14 +25,15 @@ import torch
 from group_estimates import ESTIMATORS, correlations, draw_groups, estimates, moments
 from language_model import Prompt, Score, demo_task, demo_training, prompts_of, sample
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from table import RESULTS, write_table
 from token_gradients import token_gradients
 
 Row = dict[str, Any]
 # Those of the picture; the table has all.
 COLOURS = {
-    "rloo": "#d55e00", "opo": "#0072b2", "otb": "black", "otb, leave one out": "#009e73", "per-token weight": "#cc79a7",
-    "carry": "#e69f00", "otb, true norms": "#999999",
+    "rloo": "#d55e00", "opo": "#0072b2", "otb": "black", "otb_loo": "#009e73", "token": "#cc79a7",
+    "carry": "#e69f00", "otb_true_norms": "#999999",
 }  # fmt: skip
 
 
@@ -109,10 +110,13 @@ def draw(rows: list[Row], proxy: list[Row], path: Path) -> None:
         for place, (estimator, colour) in enumerate(COLOURS.items()):
             line = [row for row in mine if row["estimator"] == estimator]
             x = [size * 1.03 ** (place - 3) for size in sizes]
-            for axis, name in ((top, "ratio"), (middle, "scale_free")):
+            for axis, name in ((top, "var_ratio"), (middle, "noise_ratio")):
                 values, errors = [row[name] for row in line], [row[f"{name}_se"] for row in line]
                 axis.errorbar(x, values, errors, color=colour, marker="o", markersize=4, capsize=2, label=estimator)
-        for axis, name in ((top, "Var / Var(group mean)"), (middle, "the same at equal scale: Var/shrink²")):
+        for axis, name in (
+            (top, "Var / Var(group mean)"),
+            (middle, "noise: Var/shrink², over that of the mean"),
+        ):
             axis.axhline(1, color="grey", linewidth=0.8, linestyle="--")
             axis.set(xscale="log", xlabel="N, answers a group", title=f"{point}\n{name}" if axis is top else name)
             axis.set_xticks(sizes, [str(size) for size in sizes], minor=False)
@@ -125,10 +129,14 @@ def draw(rows: list[Row], proxy: list[Row], path: Path) -> None:
                 name = "W_t and ‖∇ log π(τ≤t)‖²" if what == "path" else "w_t and ‖∇ log π(a_t)‖²"
                 bottom.errorbar(x, mean, spread, color=colour, marker="o", markersize=4, capsize=2, label=name)
         bottom.axhline(0, color="grey", linewidth=0.8)
+        bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
         bottom.set(xlabel="token t", title="correlation over the answers to a prompt", ylim=(-1.05, 1.05))
-    axes[0, 0].legend(fontsize=8)
+    for axis in axes[1]:  # the errors of a ratio of small numbers may reach below 0
+        axis.set(yscale="log", ylim=(0.4, 12))
+        axis.set_yticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS))
     axes[2, 0].legend(fontsize=8)
-    figure.suptitle("Bars: standard error (jackknife); bottom: least and most over the prompts.")
+    figure.suptitle("Bars: standard error (jackknife); at the bottom: least and most over the prompts.")
     figure.savefig(path, dpi=100)
 
 

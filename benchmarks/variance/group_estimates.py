@@ -18,13 +18,13 @@ from verl_otb.core import optimal_baseline, optimal_token_baseline, realized_ene
 
 OPTIONS: dict[str, dict[str, object]] = {
     "otb": {},
-    "otb, no zero tail": {"handle_zero_tail": False},
-    "otb, leave one out": {"leave_one_out": True},
-    "per-token weight": {"weight": "token"},
+    "otb_no_zero_tail": {"handle_zero_tail": False},
+    "otb_loo": {"leave_one_out": True},
+    "token": {"weight": "token"},
     "carry": {"finished_rows": "carry"},
-    "carry, leave one out": {"finished_rows": "carry", "leave_one_out": True},
+    "carry_loo": {"finished_rows": "carry", "leave_one_out": True},
 }
-ESTIMATORS = ("none", "mean", "rloo", "opo", *OPTIONS, "otb, true norms", "per-token, true norms")
+ESTIMATORS = ("none", "mean", "rloo", "opo", *OPTIONS, "otb_true_norms", "token_true_norms")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def advantages(answers: Answers, gradients: TokenGradients, groups: Groups) -> t
     uids = torch.arange(len(rows)).repeat_interleave(n).tolist()
     for name, options in OPTIONS.items():
         found[name] = optimal_token_baseline(*batch, uids, **options).advantages.double().view(mask.shape)
-    for name, norms in (("otb, true norms", gradients.path_norms), ("per-token, true norms", gradients.token_norms)):
+    for name, norms in (("otb_true_norms", gradients.path_norms), ("token_true_norms", gradients.token_norms)):
         weights = norms(answers.mask)[rows].clamp(min=0)  # rounding, where the gradient vanishes
         found[name] = (reward - optimal_baseline(reward * mask, weights, -answers.mask[rows].long())) * mask
     return torch.stack([found[name] for name in ESTIMATORS])
@@ -123,8 +123,8 @@ def moments(answers: Answers, gradients: TokenGradients, groups: Groups) -> Mome
 def estimates(moments: Moments) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Each figure with its standard error, (estimators,).
 
-    variance: Var. ratio: over that of the group mean. shrink: ⟨E ĝ, g⟩/‖g‖², 1 without bias. scale_free: Var/shrink²
-    over that of the group mean, the ratio after a change of learning rate that makes up for the shrink.
+    variance: Var. var_ratio: over that of the group mean. shrink: ⟨E ĝ, g⟩/‖g‖², 1 without bias. noise_ratio:
+    Var/shrink² over that of the group mean, the ratio after a change of learning rate that makes up for the shrink.
     """
     blocks = moments.second.shape[1]
     everything = torch.arange(blocks)
@@ -147,9 +147,10 @@ def _figures(moments: Moments, blocks: torch.Tensor) -> dict[str, torch.Tensor]:
     variance = moments.second[:, blocks].mean(1) - of_pairs(moments.own)
     shrink = of_pairs(moments.true) / of_pairs(moments.gradient)
     mean = ESTIMATORS.index("mean")
-    free = variance / shrink.square()
+    noise = variance / shrink.square()
     return {
-        "variance": variance, "ratio": variance / variance[mean], "shrink": shrink, "scale_free": free / free[mean],
+        "variance": variance, "var_ratio": variance / variance[mean], "shrink": shrink,
+        "noise_ratio": noise / noise[mean],
     }  # fmt: skip
 
 
