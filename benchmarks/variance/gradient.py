@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from group_estimates import ESTIMATORS, correlations, draw_groups, estimates, moments
+from group_estimates import ESTIMATORS, correlations, draw_groups, estimates, largest_shares, moments
 from language_model import Prompt, Score, demo_task, demo_training, prompts_of, sample
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 # Those of the picture; the table has all.
 COLOURS = {
     "rloo": "#d55e00", "opo": "#0072b2", "otb": "black", "otb_loo": "#009e73", "token": "#cc79a7",
-    "carry": "#e69f00", "otb_true_norms": "#999999",
+    "token_loo": "#56b4e9", "carry": "#e69f00", "otb_true_norms": "#999999",
 }  # fmt: skip
 
 
@@ -55,6 +55,7 @@ def measure(
     """Lines of gradient.csv and gradient_proxy.csv for one state of the model."""
     generator = torch.Generator().manual_seed(args.seed)
     total: dict[int, Any] = {}
+    shares: dict[int, list[torch.Tensor]] = {}
     found: dict[tuple[str, int], list[float]] = {}
     rewards, lengths = [], []
     for number, prompt in enumerate(prompts, start=1):
@@ -65,6 +66,7 @@ def measure(
             groups = draw_groups(args.rows, args.blocks, n, args.times, generator)
             mine = moments(answers, gradients, groups)
             total[n] = total[n] + mine if n in total else mine
+            shares.setdefault(n, []).append(largest_shares(answers, groups))
         for key, value in correlations(answers, gradients).items():
             found.setdefault(key, []).append(value)
         rewards.append(answers.rewards)
@@ -80,9 +82,9 @@ def measure(
     }  # fmt: skip
     rows = []
     for n in args.sizes:
-        figures = estimates(total[n])
+        figures, share = estimates(total[n]), float(torch.cat(shares[n]).mean())
         for index, estimator in enumerate(ESTIMATORS):
-            row = {**about, "n": n, "estimator": estimator}
+            row = {**about, "n": n, "largest_share": share, "estimator": estimator}
             for name, (value, error) in figures.items():
                 row |= {name: float(value[index]), f"{name}_se": float(error[index])}
             rows.append(row)

@@ -21,6 +21,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "otb_no_zero_tail": {"handle_zero_tail": False},
     "otb_loo": {"leave_one_out": True},
     "token": {"weight": "token"},
+    "token_loo": {"weight": "token", "leave_one_out": True},
     "carry": {"finished_rows": "carry"},
     "carry_loo": {"finished_rows": "carry", "leave_one_out": True},
 }
@@ -66,6 +67,19 @@ def advantages(answers: Answers, gradients: TokenGradients, groups: Groups) -> t
         weights = norms(answers.mask)[rows].clamp(min=0)  # rounding, where the gradient vanishes
         found[name] = (reward - optimal_baseline(reward * mask, weights, -answers.mask[rows].long())) * mask
     return torch.stack([found[name] for name in ESTIMATORS])
+
+
+def largest_shares(answers: Answers, groups: Groups) -> torch.Tensor:
+    """The largest row's share of the energy ΣW_t, of each group whose rewards differ and each token with two live rows.
+
+    1/N where all rows have the same energy. The advantages of a column sum to 0 with the energies as weights, so a row
+    with nearly all of it has nearly no advantage.
+    """
+    energy = token_energy(answers.log_probs, answers.sum_pi_squared) * answers.mask
+    realized = (realized_energy(energy) * answers.mask)[groups.rows]
+    rewards = answers.rewards[groups.rows]
+    chosen = (rewards.amax(1) > rewards.amin(1))[:, None] & (answers.mask[groups.rows].sum(1) >= 2)
+    return (realized.amax(1) / realized.sum(1))[chosen]
 
 
 @dataclass(frozen=True)

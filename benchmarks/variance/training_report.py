@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import training
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 from table import RESULTS, write_table
 from training import ARMS, Run
@@ -190,7 +191,10 @@ def draw(curves: dict[Run, Curve], path: Path) -> None:
                     axis.fill_between(
                         x, np.min(values, axis=0), np.max(values, axis=0), color=COLOURS[arm], alpha=0.15, linewidth=0
                     )
-        top.set(title=f"N = {size}", xlabel="tokens generated so far", xscale="log")
+        top.set(title=f"N = {size}", xlabel="tokens generated so far, thousands", xscale="log")
+        top.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        top.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 1000:g}")
+        top.xaxis.set_minor_formatter(NullFormatter())
         bottom.set(xlabel="step", yscale="log")
         top.legend(fontsize=8, loc="upper left")
         for axis in (top, bottom):

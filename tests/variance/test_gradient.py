@@ -7,7 +7,17 @@ from pathlib import Path
 import gradient
 import pytest
 import torch
-from group_estimates import ESTIMATORS, Moments, advantages, correlations, draw_groups, estimates, moments
+from group_estimates import (
+    ESTIMATORS,
+    Groups,
+    Moments,
+    advantages,
+    correlations,
+    draw_groups,
+    estimates,
+    largest_shares,
+    moments,
+)
 from language_model import Answers, demo_task, demo_training, response_log_probs, sample
 from token_gradients import TokenGradients, token_gradients
 
@@ -160,6 +170,17 @@ def test_groups_cut_every_block_whole():
         assert sorted(chosen.flatten().tolist()) == sorted(list(range(8 * block, 8 * block + 8)) * 3)
     with pytest.raises(ValueError, match="30 answers do not make 4 blocks of whole groups of 4"):
         draw_groups(30, 4, 4, 1, torch.Generator())
+
+
+def test_largest_share_of_energy():
+    """Three groups of two rows: a sure row beside one that is not, two alike, and one with equal rewards."""
+    log_probs = torch.tensor([[-1e-9], [-3.0], [-1.0], [-1.0], [-1e-9], [-3.0]], dtype=torch.float64).expand(6, 2)
+    mask = torch.ones(6, 2, dtype=torch.bool)
+    mask[3, 1] = False  # one live row is left there
+    rewards = torch.tensor([0.0, 1, 0, 1, 1, 1], dtype=torch.float64)
+    answers = Answers(mask.long(), mask, log_probs, log_probs.exp().square(), rewards)
+    shares = largest_shares(answers, Groups(torch.arange(6).view(3, 2), torch.zeros(3, dtype=torch.int64)))
+    torch.testing.assert_close(shares, torch.tensor([1.0, 1.0, 0.5], dtype=torch.float64))
 
 
 def test_moments_add_up_over_prompts(answered):
