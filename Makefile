@@ -12,7 +12,7 @@ TORCH_SOURCE := $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)" 'torch==
 # CUDA builds, or builds against another torch: not wanted on a machine without accelerators.
 NOT_CPU := torch torchvision torchaudio torchcodec
 
-.PHONY: help env lock demo test test-fast lint clean
+.PHONY: help env lock demo test test-fast lint evidence-quick evidence-gradient evidence-training clean
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
 
@@ -53,6 +53,18 @@ lint: env        ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check -q .
 	$(PY) -m mypy
+
+evidence-quick: env   ## docs/evidence.md: exact variance, finite groups, cost of a step (minutes; a quiet machine)
+	$(PY) benchmarks/variance/exact.py
+	$(PY) benchmarks/variance/finite_groups.py
+	$(PY) benchmarks/variance/cost.py
+
+evidence-gradient: env   ## docs/evidence.md: variance of a real model's gradient (minutes)
+	$(PY) benchmarks/variance/gradient.py
+
+evidence-training: env   ## docs/evidence.md: the training runs that are missing, then their report (hours; resumable)
+	$(PY) benchmarks/variance/training.py
+	$(PY) benchmarks/variance/training_report.py
 
 clean:           ## remove the environment and what runs left
 	rm -rf .venv .uv .cache outputs runs

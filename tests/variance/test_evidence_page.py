@@ -1,0 +1,90 @@
+"""The README's figures of the evidence, and tables of docs/evidence.md, are those of the committed CSVs."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "variance" / "results"
+README = (ROOT / "README.md").read_text().split("## What the evidence says", 1)[1].split("\n## ", 1)[0]
+PAGE = (ROOT / "docs" / "evidence.md").read_text()
+
+
+def rows(name: str, **wanted: str) -> list[dict[str, str]]:
+    with open(RESULTS / f"{name}.csv", newline="") as file:
+        found = [row for row in csv.DictReader(file) if wanted.items() <= row.items()]
+    assert found, (name, wanted)
+    return found
+
+
+def span(values: list[str]) -> str:
+    numbers = [float(value) for value in values]
+    return f"{min(numbers):.2f} to {max(numbers):.2f}"
+
+
+def line(start: str) -> str:
+    (found,) = [text for text in README.splitlines() if text.startswith(f"- **{start}")]
+    return re.sub(r"\(.*?\)", "", found)
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d+\.\d+", text)
+
+
+def test_exact():
+    ends = rows("exact", sharpness="1", length="ends")
+    fixed = rows("exact", sharpness="1", length="fixed")
+    apart = [row["otb"] for row in ends if row["reward"] != "length"]
+    expected = [span(apart), span([row["otb"] for row in ends if row["reward"] == "length"])]
+    expected.append(span([row["otb"] for row in fixed]))
+    text = line("Exactly")
+    for part in expected:
+        assert part in text
+    assert len(numbers(text)) == 6
+    losses = [int(row["otb>mean"]) for row in (*ends, *fixed)]
+    assert f"it loses in {min(losses)} to {max(losses)}" in text
+
+
+def test_groups():
+    def noise(estimator: str, n: int) -> str:
+        found = rows("finite_groups", sharpness="1", length="ends", N=str(n), estimator=estimator)
+        assert [row["reward"] for row in found] == ["binary", "likely", "length"]
+        return " / ".join(f"{float(row['noise']):.2f}" for row in found)
+
+    text = line("In groups")
+    assert f"at N = 4 is {noise('otb', 4)} with OTB, {noise('otb_no_zero_tail', 4)} without its zero tail" in text
+    assert f"{noise('mean', 4)} with the group mean; at N = 16 {noise('otb', 16)} with OTB" in text
+    assert f"{noise('mean', 16)} with the mean" in text
+    assert len(numbers(text)) == 15
+
+
+def test_a_real_model():
+    def of(point: str, estimator: str) -> dict[str, str]:
+        (found,) = rows("gradient", point=point, n="4", estimator=estimator)
+        return found
+
+    middle, end, without = of("step 60", "otb"), of("step 120", "otb"), of("step 120", "otb_loo")
+    text = line("The demo's model")
+    expected = (middle["noise_ratio"], end["shrink"], end["noise_ratio"], without["noise_ratio"])
+    assert numbers(text) == [f"{float(value):.2f}" for value in expected]
+    assert float(without["shrink"]) == pytest.approx(1, abs=2 * float(without["shrink_se"]))
+
+
+def table(heading: str, first: str) -> list[list[str]]:
+    """The rows of the first table under a heading whose first column is called so."""
+    text = PAGE.split(f"\n## {heading}", 1)[1].split("\n## ", 1)[0]
+    text = text[text.index(f"\n| {first} |") + 1 :].split("\n\n", 1)[0]
+    return [[cell.strip() for cell in text_line.strip("|").split("|")] for text_line in text.splitlines()[2:]]
+
+
+def test_the_table_of_exact_variances():
+    columns = ("path", "scalar", "live", "otb", "carry", "token", "optimum")
+    duels = ("otb>mean", "otb>scalar", "otb>carry", "carry>scalar", "token>mean")
+    shown = table("1. Exact", "answers")
+    assert len(shown) == 14
+    for answers, reward, policy, *cells in shown:
+        length = {"one length": "fixed", "end token": "ends"}[answers]
+        (row,) = rows("exact", sharpness="1", length=length, reward=reward, policy=policy)
+        assert cells == [*(f"{float(row[name]):.3f}" for name in columns), *(row[name] for name in duels)]
