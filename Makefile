@@ -64,7 +64,7 @@ evidence-gradient: env   ## docs/evidence.md: variance of a real model's gradien
 
 evidence-training: env   ## docs/evidence.md: the training runs that are missing, then their report (hours; resumable)
 	$(PY) benchmarks/variance/training.py
-	$(PY) benchmarks/variance/training_report.py
+	$(PY) benchmarks/variance/training_report.py --page docs/evidence.md
 
 clean:           ## remove the environment and what runs left
 	rm -rf .venv .uv .cache outputs runs

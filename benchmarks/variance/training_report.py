@@ -1,10 +1,11 @@
 """What the runs of training.py show: tables, a picture, and whether N = 4 reached the reward of N = 16.
 
-    python benchmarks/variance/training_report.py [--reward 0.3]
+    python benchmarks/variance/training_report.py [--reward 0.3] [--page docs/evidence.md]
 
 Takes the runs that are there and names those that are missing. Reward is the mean score of a step's answers; all
 figures but the gradient norm's are of its mean over the last ten steps. Written to results/: training.csv, a line an
-arm; training_n4.csv, each arm at N = 4 against each at the largest N, seed by seed; training.png.
+arm; training_n4.csv, each arm at N = 4 against each at the largest N, seed by seed; training.png. With --page also
+that page's part on it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import training
+import training_page
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
@@ -210,18 +212,21 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=training.RESULTS, help="the folder of the runs' CSVs")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--reward", type=float, default=0.3, help="the reward whose steps and tokens are counted")
+    parser.add_argument("--page", type=Path, help="a page with the marks of training_page.py, to be brought up to date")
     args = parser.parse_args()
     curves = read(args.runs)
     missing = [run.name for run in training.plan() if run not in curves]
     if not curves:
         parser.error(f"no runs in {args.runs}; make them with benchmarks/variance/training.py")
-    write_table(summary(curves, args.reward), args.out / "training.csv")
-    rows = small_against_large(curves)
+    lines, rows = summary(curves, args.reward), small_against_large(curves)
+    write_table(lines, args.out / "training.csv")
     if rows:
         print()
         write_table(rows, args.out / "training_n4.csv")
         print("", *statements(rows), sep="\n")
     draw(curves, args.out / "training.png")
+    if args.page:
+        training_page.put(training_page.block(lines, NAMES, statements(rows), missing), args.page)
     print(f"\n{len(curves)} runs; missing: {', '.join(missing) or 'none'}")
 
 

@@ -5,6 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import training_page
+import training_report
+from training import plan
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "variance" / "results"
@@ -70,6 +73,33 @@ def test_a_real_model():
     expected = (middle["noise_ratio"], end["shrink"], end["noise_ratio"], without["noise_ratio"])
     assert numbers(text) == [f"{float(value):.2f}" for value in expected]
     assert float(without["shrink"]) == pytest.approx(1, abs=2 * float(without["shrink_se"]))
+
+
+def trained() -> tuple[list[dict], list[str], list[str]]:
+    curves = training_report.read(RESULTS / "training")
+    said = training_report.statements(training_report.small_against_large(curves))
+    return training_report.summary(curves, 0.3), said, [run.name for run in plan() if run not in curves]
+
+
+def test_training_on_the_page():
+    """`make evidence-training` brings it up to date."""
+    lines, said, missing = trained()
+    made = training_page.block(lines, training_report.NAMES, said, missing)
+    assert made.join(training_page.MARKS) in PAGE
+
+
+def test_training():
+    lines, _, missing = trained()
+    found = {(line["arm"], line["n"]): line for line in lines}
+    reward = {name: f"{line['final_reward']:.3f}" for name, line in found.items()}
+    text = line("Training the demo")
+    assert f"{30 - len(missing)} of 30 runs" in README
+    assert f"OTB at N = 4 {reward['otb', 4]}" in text
+    assert f"RLOO at N = 4 {reward['rloo', 4]}" in text
+    assert f"GRPO at N = 4 {reward['grpo', 4]}, at 8 {reward['grpo', 8]}, at 16 {reward['grpo', 16]}" in text
+    share = found["otb", 4]["tokens"] / found["grpo", 16]["tokens"]
+    assert f"{share:.2f} of the tokens" in text
+    assert len(numbers(text)) == 6
 
 
 def table(heading: str, first: str) -> list[list[str]]:
