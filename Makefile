@@ -55,8 +55,8 @@ lint: env        ## ruff and mypy
 	$(PY) -m mypy
 
 evidence-quick: env   ## docs/evidence.md: exact variance, finite groups, cost of a step (minutes; a quiet machine)
-	$(PY) benchmarks/variance/exact.py
-	$(PY) benchmarks/variance/finite_groups.py
+	OMP_NUM_THREADS=1 $(PY) benchmarks/variance/exact.py
+	OMP_NUM_THREADS=1 $(PY) benchmarks/variance/finite_groups.py
 	$(PY) benchmarks/variance/cost.py
 
 evidence-gradient: env   ## docs/evidence.md: variance of a real model's gradient (minutes)

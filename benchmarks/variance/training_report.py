@@ -166,7 +166,9 @@ def statements(rows: list[dict[str, Any]]) -> list[str]:
             f"; it ended at or above it in {level} of {len(runs)} "
             f"({fmean(run['small_final'] for run in runs):.3f} against "
             f"{fmean(run['large_final'] for run in runs):.3f} in the mean), "
-            f"with {fmean(run['all_tokens_share'] for run in runs):.0%} of all its tokens."
+            f"with {fmean(run['all_tokens_share'] for run in runs):.0%} of all its tokens. When {large} had "
+            f"generated as many as {small}-n{SMALL} in all, it stood at "
+            f"{fmean(run['at_equal_tokens'] or 0 for run in runs):.3f}."
         )
         said.append(text)
     return said

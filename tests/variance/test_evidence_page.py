@@ -3,6 +3,7 @@
 import csv
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import training_page
@@ -75,21 +76,36 @@ def test_a_real_model():
     assert float(without["shrink"]) == pytest.approx(1, abs=2 * float(without["shrink_se"]))
 
 
-def trained() -> tuple[list[dict], list[str], list[str]]:
+def test_cost():
+    of = {row["what"]: row for row in rows("cost")}
+    own, step = of["OTB's own"], of["step"]
+    text = line("A whole step")
+    assert f"is {own['added_ms']} of {float(step['otb_ms']):,.0f} ms, {float(own['added_share_of_step']):.1%}" in (
+        text.replace(" %", "%")
+    )
+    assert f"metrics {float(of['adv']['added_ms']):.1f}, Σπ² {of['old_log_prob']['added_ms']}" in README
+    shown = table("6. Cost", "")
+    assert [cells[0] for cells in shown] == ["step", "old_log_prob", "adv", "OTB's own"]
+    for name, *cells in shown:
+        row = of[name]
+        assert cells == [row[key] for key in ("otb_ms", "grpo_ms", "added_ms", "added_share_of_step")]
+
+
+def trained() -> tuple[list[dict], list[dict], list[str]]:
     curves = training_report.read(RESULTS / "training")
-    said = training_report.statements(training_report.small_against_large(curves))
-    return training_report.summary(curves, 0.3), said, [run.name for run in plan() if run not in curves]
+    against = training_report.small_against_large(curves)
+    return training_report.summary(curves, 0.3), against, [run.name for run in plan() if run not in curves]
 
 
 def test_training_on_the_page():
     """`make evidence-training` brings it up to date."""
-    lines, said, missing = trained()
-    made = training_page.block(lines, training_report.NAMES, said, missing)
+    lines, against, missing = trained()
+    made = training_page.block(lines, training_report.NAMES, training_report.statements(against), missing)
     assert made.join(training_page.MARKS) in PAGE
 
 
 def test_training():
-    lines, _, missing = trained()
+    lines, against, missing = trained()
     found = {(line["arm"], line["n"]): line for line in lines}
     reward = {name: f"{line['final_reward']:.3f}" for name, line in found.items()}
     text = line("Training the demo")
@@ -99,13 +115,15 @@ def test_training():
     assert f"GRPO at N = 4 {reward['grpo', 4]}, at 8 {reward['grpo', 8]}, at 16 {reward['grpo', 16]}" in text
     share = found["otb", 4]["tokens"] / found["grpo", 16]["tokens"]
     assert f"{share:.2f} of the tokens" in text
-    assert len(numbers(text)) == 6
+    of_grpo = [row for row in against if (row["small"], row["large"]) == ("otb", "grpo-n16")]
+    assert f"GRPO at N = 16 stood at {fmean(row['at_equal_tokens'] for row in of_grpo):.3f}." in text
+    assert len(numbers(text)) == 7
 
 
 def table(heading: str, first: str) -> list[list[str]]:
     """The rows of the first table under a heading whose first column is called so."""
     text = PAGE.split(f"\n## {heading}", 1)[1].split("\n## ", 1)[0]
-    text = text[text.index(f"\n| {first} |") + 1 :].split("\n\n", 1)[0]
+    text = text[text.index(f"\n| {first} |".replace("|  |", "| |")) + 1 :].split("\n\n", 1)[0]
     return [[cell.strip() for cell in text_line.strip("|").split("|")] for text_line in text.splitlines()[2:]]
 
 

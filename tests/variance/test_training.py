@@ -132,6 +132,7 @@ def test_report_says_whether_n4_reached_what_n16_did(tmp_path, late, reached, sh
     assert row["at_equal_tokens"] == 0.0  # 120 of its tokens are seven steps
     (said,) = report.statements([row])
     assert f"in {int(bool(reached))} of 1 seeds" in said
+    assert said.endswith("it stood at 0.000.")
 
 
 def test_report_compares_at_equal_tokens(tmp_path):
