@@ -60,7 +60,7 @@ def of_runs(runs: list[Metrics]) -> list[Picture]:
         ),
         (
             (_HELD_OUT,),
-            "Power against the group mean's, own reward left out",
+            "Held-out power, OTB ÷ group mean",
             "OTB's power divided by the group mean's, both baselines without the response's own reward: below 1 OTB's "
             "is the better one. Dashed: with it, as in the picture before, which flatters OTB.",
             lambda figure: _draw_steps(
