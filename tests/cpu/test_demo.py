@@ -114,7 +114,14 @@ def is_running(pid: int) -> bool:
 
 
 def test_supervise_ends_what_the_command_leaves(tmp_path):
-    command = [*SUPERVISE, f"--usage={tmp_path}/usage.json", "--", sys.executable, "-c", RUNAWAY + "sys.exit(7)"]
+    command = [
+        *SUPERVISE,
+        f"--usage={tmp_path}/usage.json",
+        "--",
+        sys.executable,
+        "-c",
+        RUNAWAY + "time.sleep(1); sys.exit(7)",
+    ]
     run = subprocess.run([*command, str(tmp_path / "pid")], timeout=60, check=False)
     assert run.returncode == 7
     assert not is_running(int((tmp_path / "pid").read_text()))
@@ -139,7 +146,7 @@ def test_supervise_ends_the_tree_however_often_it_is_told(milliseconds):
 
 
 def test_supervise_ends_the_tree_after_the_timeout(tmp_path):
-    command = [*SUPERVISE, "--timeout=2", "--", sys.executable, "-c", RUNAWAY + "time.sleep(300)"]
+    command = [*SUPERVISE, "--timeout=8", "--", sys.executable, "-c", RUNAWAY + "time.sleep(300)"]
     run = subprocess.run([*command, str(tmp_path / "pid")], timeout=60, check=False)
     assert run.returncode == 124
     assert not is_running(int((tmp_path / "pid").read_text()))
