@@ -21,7 +21,7 @@ from verl_run import STEPS
 pytestmark = pytest.mark.e2e
 
 LONGEST = 112  # tokens of a response: up to four turns
-CALCULATOR = verl_run.REPOSITORY / "tests" / "support" / "calculator.py"
+ODD_CALLS = verl_run.REPOSITORY / "tests" / "support" / "odd_calls.py"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def multi_turn(tiny_task, tmp_path_factory):
         "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
         "actor_rollout_ref.rollout.multi_turn.enable=True",
         "actor_rollout_ref.rollout.multi_turn.format=odd_token",
-        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={CALCULATOR}",
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={ODD_CALLS}",
         f"data.max_response_length={LONGEST}",
         "actor_rollout_ref.rollout.max_model_len=160",
         "actor_rollout_ref.rollout.n=8",
@@ -95,7 +95,7 @@ def test_sum_pi_squared_is_the_policy_s(multi_turn, tiny_task, step):
 
 
 def test_masks_have_holes_and_the_holes_are_the_calculator_s_output(rows, tiny_task):
-    from calculator import call
+    from odd_calls import call
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_task.model)
     holes = 0
@@ -112,7 +112,7 @@ def test_masks_have_holes_and_the_holes_are_the_calculator_s_output(rows, tiny_t
 
 
 def test_rows_cut_by_the_longest_length(rows):
-    from calculator import call, opening
+    from odd_calls import call, opening
 
     assert any(row.parts[-1][0] and call(row.turns[-1]) for row in rows), "no tool output cut off"
     assert any(len(row.tokens) == LONGEST and opening(row.turns[-1]) and not call(row.turns[-1]) for row in rows), (
