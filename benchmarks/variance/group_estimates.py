@@ -12,20 +12,13 @@ from dataclasses import dataclass
 
 import torch
 from language_model import Answers
+from options import ESTIMATORS as BY_OPTIONS
 from token_gradients import TokenGradients
 
 from verl_otb.core import optimal_baseline, optimal_token_baseline, realized_energy, token_energy
 
-OPTIONS: dict[str, dict[str, object]] = {
-    "otb": {},
-    "otb_no_zero_tail": {"handle_zero_tail": False},
-    "otb_loo": {"leave_one_out": True},
-    "token": {"weight": "token"},
-    "token_loo": {"weight": "token", "leave_one_out": True},
-    "carry": {"finished_rows": "carry"},
-    "carry_loo": {"finished_rows": "carry", "leave_one_out": True},
-}
-ESTIMATORS = ("none", "mean", "rloo", "opo", *OPTIONS, "otb_true_norms", "token_true_norms")
+SHIPPED = ("otb", "otb_no_zero_tail", "otb_loo", "token", "token_loo", "carry", "carry_loo")
+ESTIMATORS = ("none", "mean", "rloo", "opo", *SHIPPED, "otb_true_norms", "token_true_norms")
 
 
 @dataclass(frozen=True)
@@ -61,8 +54,8 @@ def advantages(answers: Answers, gradients: TokenGradients, groups: Groups) -> t
     flat = rows.flatten()
     batch = [field[flat] for field in (answers.token_rewards, answers.mask, answers.log_probs, answers.sum_pi_squared)]
     uids = torch.arange(len(rows)).repeat_interleave(n).tolist()
-    for name, options in OPTIONS.items():
-        found[name] = optimal_token_baseline(*batch, uids, **options).advantages.double().view(mask.shape)
+    for name in SHIPPED:
+        found[name] = optimal_token_baseline(*batch, uids, **BY_OPTIONS[name]).advantages.double().view(mask.shape)
     for name, norms in (("otb_true_norms", gradients.path_norms), ("token_true_norms", gradients.token_norms)):
         weights = norms(answers.mask)[rows].clamp(min=0)  # rounding, where the gradient vanishes
         found[name] = (reward - optimal_baseline(reward * mask, weights, -answers.mask[rows].long())) * mask

@@ -14,26 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from options import ESTIMATORS
 from policies import Array, Policy
 from population import Population
 
 from verl_otb.core import optimal_token_advantages
-
-# Options of verl_otb's estimator. With a reward at the end, rows of one weight that stay in after their end give the
-# group's mean reward, and without the own row RLOO's.
-ESTIMATORS: dict[str, dict[str, Any]] = {
-    "mean": {"weight": "uniform", "finished_rows": "carry"},
-    "rloo": {"weight": "uniform", "finished_rows": "carry", "leave_one_out": True},
-    "live": {"weight": "uniform"},
-    "otb": {},
-    "otb_no_zero_tail": {"handle_zero_tail": False},
-    "otb_loo": {"leave_one_out": True},
-    "token": {"weight": "token"},
-    "token_no_zero_tail": {"weight": "token", "handle_zero_tail": False},
-    "token_loo": {"weight": "token", "leave_one_out": True},
-    "carry": {"finished_rows": "carry"},
-    "carry_loo": {"finished_rows": "carry", "leave_one_out": True},
-}
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from verl_otb.report.data import (
     choose_group,
     find_dump,
     find_metrics,
+    most_telling,
     names_of,
     read_metrics,
-    undamaged,
+    spreads,
 )
 from verl_otb.report.page import page, tokens_by_energy
 
@@ -69,9 +70,12 @@ def _report(args: argparse.Namespace) -> None:
     pictures = _pictures()
     missing: list[str] = []
     runs = _runs(args, missing)
-    dump = undamaged(_dump(args, missing), missing)
+    files = _dump(args, missing)
+    found = spreads(files, missing)
+    dump = {step: files[step] for step in found}
     _compare(runs, dump, missing)
-    group = choose_group(dump, args.step, args.group) if dump else None
+    step = most_telling(found) if found and args.step is None else args.step
+    group = choose_group(dump, step, args.group) if dump else None
     sections = []
     if over_steps := pictures.of_runs(runs):
         sections.append(("The run over its steps", [over_steps]))

@@ -146,24 +146,29 @@ def find_dump(run: Path) -> dict[int, Path]:
     return {}
 
 
-def undamaged(files: dict[int, Path], missing: list[str]) -> dict[int, Path]:
-    """Those that can be read; what the others are goes to `missing`.
+def spreads(files: dict[int, Path], missing: list[str]) -> dict[int, float]:
+    """Of each file that can be read the largest standard deviation of scores within a group; what the others are goes
+    to `missing`.
 
     Raises:
-        VerlOtbError: where none can be.
+        VerlOtbError: where none can be read.
     """
     errors: list[VerlOtbError] = []
-    good = {}
+    found = {}
     for step, file in files.items():
         try:
-            _load(file)
-            good[step] = file
+            found[step] = _largest_spread(_load(file))
         except VerlOtbError as error:
             errors.append(error)
-    if files and not good:
+    if files and not found:
         raise errors[0]
     missing += map(str, errors)
-    return good
+    return found
+
+
+def most_telling(found: dict[int, float]) -> int:
+    """The latest of the steps with the largest of `spreads`."""
+    return max(found, key=lambda step: (found[step], step))
 
 
 def choose_group(files: dict[int, Path], step: int | None = None, group: str | None = None) -> Group:
@@ -180,7 +185,7 @@ def choose_group(files: dict[int, Path], step: int | None = None, group: str | N
     if step is not None and step not in files:
         raise VerlOtbError(f"the dump has no step {step}; it has {_numbers(files)}.")
     if step is None:
-        step = max(files, key=lambda step: (_largest_spread(files[step]), step))
+        step = most_telling(spreads(files, []))
     arrays = _load(files[step])
     numbers = list(dict.fromkeys(arrays["group"].tolist()))
     uids = [str(arrays["uid"][arrays["group"] == number][0]) for number in numbers]
@@ -211,22 +216,20 @@ def choose_group(files: dict[int, Path], step: int | None = None, group: str | N
     )
 
 
-def _largest_spread(file: Path) -> float:
-    """The largest standard deviation of scores within a group of the file."""
-    arrays = _load(file, "group", "score")
+def _largest_spread(arrays: dict[str, np.ndarray]) -> float:
     groups, scores = arrays["group"], arrays["score"].astype(np.float64)
     return max(round(float(scores[groups == number].std()), 6) for number in np.unique(groups))
 
 
-def _load(file: Path, *names: str) -> dict[str, np.ndarray]:
-    """These arrays of a file of the dump, or all of them.
+def _load(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file of the dump.
 
     Raises:
         VerlOtbError: for a file that is none.
     """
     try:
         with np.load(file) as arrays:
-            found = {name: arrays[name] for name in names or (*_OF_FILE, *(_OPTIONAL & set(arrays.files)))}
+            found = {name: arrays[name] for name in (*_OF_FILE, *(_OPTIONAL & set(arrays.files)))}
             rows = len(found["group"])
             shapes = {found[name].shape for name in (*_OF_ROWS, "response_mask", "responses") if name in found}
             if rows == 0 or len(shapes) > 1 or any(len(shape) != 2 or shape[0] != rows for shape in shapes):
