@@ -14,8 +14,10 @@ pytestmark = pytest.mark.e2e
 
 STEPS, PROMPTS = 2, 8
 KL = 5.0
-# Half the squared log-ratio of actor and rollout is 1.6 to 2.0 a token where the rollout samples from its top 20.
-TOKEN, ROW = 1.88, 1.84
+# Half the squared log-ratio of actor and rollout is 1.6 to 2.0 a token where the rollout samples from its top 20, and
+# 1.80 ± 0.03 in the mean of a row. Of the 32 rows 10 to 17 are above ROW, of the tokens of the others a tenth above
+# TOKEN: far enough from none and from all for every run.
+TOKEN, ROW = 1.85, 1.81
 
 
 @pytest.fixture(scope="module")

@@ -84,11 +84,21 @@ def test_cost():
         text.replace(" %", "%")
     )
     assert f"metrics {float(of['adv']['added_ms']):.1f}, Σπ² {of['old_log_prob']['added_ms']}" in README
-    shown = table("6. Cost", "")
+    ((_, shown),) = tables("6. Cost")
     assert [cells[0] for cells in shown] == ["step", "old_log_prob", "adv", "OTB's own"]
     for name, *cells in shown:
         row = of[name]
         assert cells == [row[key] for key in ("otb_ms", "grpo_ms", "added_ms", "added_share_of_step")]
+
+
+def tables(heading: str) -> list[tuple[list[str], list[list[str]]]]:
+    """Header and rows of every table under a heading."""
+    text = PAGE.split(f"\n## {heading}", 1)[1].split("\n## ", 1)[0]
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        header, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+        found.append((header, body))
+    return found
 
 
 def trained() -> tuple[list[dict], list[dict], list[str]]:
@@ -120,19 +130,67 @@ def test_training():
     assert len(numbers(text)) == 7
 
 
-def table(heading: str, first: str) -> list[list[str]]:
-    """The rows of the first table under a heading whose first column is called so."""
-    text = PAGE.split(f"\n## {heading}", 1)[1].split("\n## ", 1)[0]
-    text = text[text.index(f"\n| {first} |".replace("|  |", "| |")) + 1 :].split("\n\n", 1)[0]
-    return [[cell.strip() for cell in text_line.strip("|").split("|")] for text_line in text.splitlines()[2:]]
-
-
 def test_the_table_of_exact_variances():
     columns = ("path", "scalar", "live", "otb", "carry", "token", "optimum")
     duels = ("otb>mean", "otb>scalar", "otb>carry", "carry>scalar", "token>mean")
-    shown = table("1. Exact", "answers")
+    ((_, shown),) = tables("1. Exact")
     assert len(shown) == 14
     for answers, reward, policy, *cells in shown:
         length = {"one length": "fixed", "end token": "ends"}[answers]
         (row,) = rows("exact", sharpness="1", length=length, reward=reward, policy=policy)
         assert cells == [*(f"{float(row[name]):.3f}" for name in columns), *(row[name] for name in duels)]
+
+
+# What the page calls the estimators of finite_groups.csv and gradient.csv.
+NAMES = {
+    "no baseline": "none",
+    "group mean": "mean",
+    "RLOO": "rloo",
+    "OPO": "opo",
+    "`weight=uniform`": "live",
+    "OTB, default": "otb",
+    "`handle_zero_tail=false`": "otb_no_zero_tail",
+    "`leave_one_out=true`": "otb_loo",
+    "`weight=token`": "token",
+    "`weight=token`, `handle_zero_tail=false`": "token_no_zero_tail",
+    "`weight=token`, `leave_one_out=true`": "token_loo",
+    "`weight=token`, `leave_one_out`": "token_loo",
+    "`finished_rows=carry`": "carry",
+    "`finished_rows=carry`, `leave_one_out=true`": "carry_loo",
+    "`carry`, `leave_one_out`": "carry_loo",
+    "OTB, true norms": "otb_true_norms",
+    "`token`, true norms": "token_true_norms",
+}
+
+
+def test_the_tables_of_finite_groups():
+    first, second = tables("2. Groups")
+    assert (len(first[1]), len(second[1])) == (11, 10)
+    for sharpness, (header, body) in (("1", first), ("2", second)):
+        for name, *cells in body:
+            for column, cell in zip(header[1:], cells, strict=True):
+                size, figure = (column[4:], "noise") if column.startswith("N = ") else ("4", "shrink")
+                assert column in (f"N = {size}", "shrink at 4")
+                about = {"sharpness": sharpness, "length": "ends", "N": size.replace("∞", "inf")}
+                found = {row["reward"]: row for row in rows("finite_groups", estimator=NAMES[name], **about)}
+                figures = [f"{float(found[reward][figure]):.2f}" for reward in ("binary", "likely", "length")]
+                assert cell == " / ".join(figures), (sharpness, name, column)
+
+
+def test_the_tables_of_a_real_model_s_gradient():
+    columns = {"Var": "var_ratio", "shrink": "shrink", "noise": "noise_ratio"}
+    first, second = tables("4. A real")
+    assert (len(first[1]), len(second[1])) == (13, 12)
+    for header, body in (first, second):
+        for name, *cells in body:
+            point, n = "step 60", "4"
+            for column, cell in zip(header[1:], cells, strict=True):
+                # Of a pair of columns, or three, the first names the point.
+                point = (re.findall(r"step \d+", column) or [point])[0]
+                if size := re.search(r"N = (\d+)", column):
+                    n = size[1]
+                figure = columns[column.split(",")[0] if "N = " not in column else "noise"]
+                (row,) = rows("gradient", point=point, n=n, estimator=NAMES[name])
+                value, error = f"{float(row[figure]):.2f}", f"{float(row[f'{figure}_se']):.2f}"
+                exact = float(row[f"{figure}_se"]) < 1e-9
+                assert cell == (value if exact else f"{value} ± {error}"), (name, column)
