@@ -31,6 +31,7 @@ from groups import (
     rloo_size,
     sampled_groups,
 )
+from options import STYLES
 from policies import make_policy, make_rewards
 from population import Population
 from table import RESULTS, write_table
@@ -39,6 +40,8 @@ KINDS = ("tree", "mlp")
 SETTINGS = (("fixed", "binary"), ("ends", "binary"), ("ends", "likely"), ("ends", "length"))
 SHARPNESS = (1.0, 2.0)
 SIZES = (2, 4, 8, 16, 32, 64)
+# In the picture; the table has all.
+SHOWN = ("mean", "rloo", "otb", "otb_no_zero_tail", "otb_loo", "carry", "carry_loo", "token", "token_loo")
 BATCHES = 5  # of sampled groups, to see what chance does
 
 Measured = list[Quality]  # with all groups, then without each batch of them
@@ -93,17 +96,6 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    styles = {
-        "mean": ("C7", "-", "group mean, own row in"),
-        "rloo": ("C7", "--", "RLOO"),
-        "otb": ("C3", "-", "OTB (default: zero tail)"),
-        "otb_no_zero_tail": ("C3", ":", "OTB, handle_zero_tail=False"),
-        "otb_loo": ("C3", "--", "OTB, leave_one_out"),
-        "carry": ("C1", "-", "OTB, finished_rows=carry"),
-        "carry_loo": ("C1", "--", "OTB, carry and leave_one_out"),
-        "token": ("C2", "-", "weight=token"),
-        "token_loo": ("C2", "--", "weight=token, leave_one_out"),
-    }
     panels = {
         ("variance", 1.0): "N·Var ÷ Var(true mean)",
         ("shrink", 1.0): "shrink ⟨Eĝ, g⟩/‖g‖²",
@@ -115,7 +107,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     )
     for column, (length, reward) in enumerate(SETTINGS):
         for axis, (field, sharpness) in zip(axes[:, column], panels, strict=True):
-            for name, (colour, line, label) in styles.items():
+            for name in SHOWN:
+                colour, line, label = STYLES[name]
                 key = (sharpness, length, reward, name)
                 points = [r for r in rows if (r["sharpness"], r["length"], r["reward"], r["estimator"]) == key]
                 values, errors = ([p[f"{field}{end}"] for p in points if p["N"] in SIZES] for end in ("", "_se"))

@@ -26,15 +26,13 @@ from group_estimates import ESTIMATORS, correlations, draw_groups, estimates, la
 from language_model import Prompt, Score, demo_task, demo_training, prompts_of, sample
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from options import STYLES
 from table import RESULTS, write_table
 from token_gradients import token_gradients
 
 Row = dict[str, Any]
-# Those of the picture; the table has all.
-COLOURS = {
-    "rloo": "#d55e00", "opo": "#0072b2", "otb": "black", "otb_loo": "#009e73", "token": "#cc79a7",
-    "token_loo": "#56b4e9", "carry": "#e69f00", "otb_true_norms": "#999999",
-}  # fmt: skip
+# In the picture; the table has all.
+SHOWN = ("rloo", "opo", "otb", "otb_loo", "carry", "token", "token_loo", "otb_true_norms")
 
 
 def of_hugging_face(name: str, prompts: Path, reward: Path) -> tuple[Any, list[Prompt], Score, Any]:
@@ -109,21 +107,22 @@ def draw(rows: list[Row], proxy: list[Row], path: Path) -> None:
         top, middle, bottom = axes[:, column]
         mine = [row for row in rows if row["point"] == point]
         sizes = sorted({row["n"] for row in mine})
-        for place, (estimator, colour) in enumerate(COLOURS.items()):
+        for place, estimator in enumerate(SHOWN):
+            style = dict(zip(("color", "linestyle", "label"), STYLES[estimator], strict=True))
             line = [row for row in mine if row["estimator"] == estimator]
             x = [size * 1.03 ** (place - 3) for size in sizes]
             for axis, name in ((top, "var_ratio"), (middle, "noise_ratio")):
                 values, errors = [row[name] for row in line], [row[f"{name}_se"] for row in line]
-                axis.errorbar(x, values, errors, color=colour, marker="o", markersize=4, capsize=2, label=estimator)
+                axis.errorbar(x, values, errors, marker="o", markersize=4, capsize=2, **style)
         for axis, name in (
-            (top, "Var / Var(group mean)"),
-            (middle, "noise: Var/shrink², over that of the mean"),
+            (top, "Var ÷ Var(group mean)"),
+            (middle, "noise: Var/shrink² ÷ that of the group mean"),
         ):
             axis.axhline(1, color="grey", linewidth=0.8, linestyle="--")
             axis.set(xscale="log", xlabel="N, answers a group", title=f"{point}\n{name}" if axis is top else name)
             axis.set_xticks(sizes, [str(size) for size in sizes], minor=False)
             axis.set_xticks([], minor=True)
-        for what, colour in (("path", "black"), ("token", "#cc79a7")):
+        for what, colour in (("path", "C3"), ("token", "C2")):
             line = [row for row in proxy if (row["point"], row["what"]) == (point, what) and row["column"] != "all"]
             if line:
                 x, mean = [row["column"] for row in line], [row["mean"] for row in line]
@@ -136,7 +135,7 @@ def draw(rows: list[Row], proxy: list[Row], path: Path) -> None:
     for axis in axes[1]:  # the errors of a ratio of small numbers may reach below 0
         axis.set(yscale="log", ylim=(0.4, 12))
         axis.set_yticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS))
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     axes[2, 0].legend(fontsize=8)
     figure.suptitle("Bars: standard error (jackknife); at the bottom: least and most over the prompts.")
     figure.savefig(path, dpi=100)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 MARKS = ("<!-- made by training_report.py --page -->\n", "<!-- until here -->\n")
-HEAD = [
+ARMS = [
     "",
     "N",
     "seeds",
@@ -17,24 +17,32 @@ HEAD = [
     "thousand tokens to it",
     "gradient norm, mean",
 ]
+PAIRS = [
+    "N = 4",
+    "against",
+    "final reward",
+    "ended at or above it",
+    "was there at some time",
+    "with this share of its tokens",
+    "share of all its tokens",
+    "it at equal tokens",
+]
 
 
-def block(summary: list[dict[str, Any]], names: dict[str, str], said: list[str], missing: list[str]) -> str:
+def block(summary: list[dict[str, Any]], pairs: list[dict[str, Any]], names: dict[str, str], missing: list[str]) -> str:
     """The text between the marks.
 
     Args:
         summary: a line an arm, of `training_report.summary`.
+        pairs: a line each pair of arms, of `training_report.pairs`.
         names: of the arms.
-        said: sentences of `training_report.statements`.
         missing: names of the runs that are not there.
     """
     there = sum(line["seeds"] for line in summary)
-    arms = ", ".join(f"{line['arm']}-n{line['n']} {line['seeds']}" for line in summary)
-    first = f"**{there} of {there + len(missing)} runs are there** (arm and number of seeds: {arms})."
+    first = f"**{there} of {there + len(missing)} runs are there.**"
     if missing:
         first += f" No figure below is more than a first look until all are; missing: {', '.join(missing)}."
-    lines = [[name.format(reward=summary[0]["reward_to_reach"]) for name in HEAD], ["---"] * len(HEAD)]
-    lines += [
+    arms = [
         [
             names[line["arm"]],
             str(line["n"]),
@@ -48,8 +56,25 @@ def block(summary: list[dict[str, Any]], names: dict[str, str], said: list[str],
         ]
         for line in summary
     ]
-    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    return f"{first}\n\n{table}\n" + "".join(f"- {sentence}\n" for sentence in said)
+    against = [
+        [
+            names[pair["small"]],
+            "{}, N = {}".format(names[pair["large"].rpartition("-n")[0]], pair["large"].rpartition("-n")[2]),
+            f"{pair['small_final']:.3f} against {pair['large_final']:.3f}",
+            f"{pair['ended_level']} of {pair['seeds']}",
+            f"{pair['reached']} of {pair['seeds']}",
+            _spread(pair, "tokens_share", ".2f"),
+            f"{pair['all_tokens_share']:.2f}",
+            f"{pair['at_equal_tokens']:.3f}",
+        ]
+        for pair in pairs
+    ]
+    head = [name.format(reward=summary[0]["reward_to_reach"]) for name in ARMS]
+    return "\n".join([f"{first}\n", _table(head, arms), _table(PAIRS, against)])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
 
 
 def put(text: str, page: Path) -> None:
@@ -65,4 +90,4 @@ def _spread(line: dict[str, Any], name: str, digits: str, unit: float = 1) -> st
     if line[name] == "":
         return "–"
     mean, least, most = (format(line[key] / unit, digits) for key in (name, f"{name}_min", f"{name}_max"))
-    return f"{mean} ({least} to {most})"
+    return mean if least == most else f"{mean} ({least} to {most})"

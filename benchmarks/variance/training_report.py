@@ -147,31 +147,26 @@ def small_against_large(curves: dict[Run, Curve]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (list(ARMS).index(row["small"]), row["large"], row["seed"]))
 
 
-def statements(rows: list[dict[str, Any]]) -> list[str]:
-    """What small_against_large says, in a sentence each pair of arms."""
-    pairs: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+def pairs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What small_against_large says, a line each pair of arms; means over the seeds."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        pairs[row["small"], row["large"]].append(row)
-    said = []
-    for (small, large), runs in pairs.items():
-        reached = [run for run in runs if run["reached_step"]]
-        level = sum(run["small_final"] >= run["large_final"] for run in runs)
-        text = (
-            f"{small}-n{SMALL} came to the final reward of {large} at some time in {len(reached)} of {len(runs)} seeds"
-        )
-        if reached:
-            shares = [f"{run['tokens_share']:.0%}" for run in reached]
-            text += f", with {', '.join(shares)} of the tokens that {large} itself took to it"
-        text += (
-            f"; it ended at or above it in {level} of {len(runs)} "
-            f"({fmean(run['small_final'] for run in runs):.3f} against "
-            f"{fmean(run['large_final'] for run in runs):.3f} in the mean), "
-            f"with {fmean(run['all_tokens_share'] for run in runs):.0%} of all its tokens. When {large} had "
-            f"generated as many as {small}-n{SMALL} in all, it stood at "
-            f"{fmean(run['at_equal_tokens'] or 0 for run in runs):.3f}."
-        )
-        said.append(text)
-    return said
+        found[row["small"], row["large"]].append(row)
+    return [
+        {
+            "small": small,
+            "large": large,
+            "seeds": len(runs),
+            "reached": sum(bool(run["reached_step"]) for run in runs),
+            **spread([run["tokens_share"] or None for run in runs], "tokens_share"),
+            "ended_level": sum(run["small_final"] >= run["large_final"] for run in runs),
+            **{
+                name: fmean(run[name] or 0.0 for run in runs)
+                for name in ("small_final", "large_final", "all_tokens_share", "at_equal_tokens")
+            },
+        }
+        for (small, large), runs in found.items()
+    ]
 
 
 def draw(curves: dict[Run, Curve], path: Path) -> None:
@@ -225,10 +220,9 @@ def main() -> None:
     if rows:
         print()
         write_table(rows, args.out / "training_n4.csv")
-        print("", *statements(rows), sep="\n")
     draw(curves, args.out / "training.png")
     if args.page:
-        training_page.put(training_page.block(lines, NAMES, statements(rows), missing), args.page)
+        training_page.put(training_page.block(lines, pairs(rows), NAMES, missing), args.page)
     print(f"\n{len(curves)} runs; missing: {', '.join(missing) or 'none'}")
 
 

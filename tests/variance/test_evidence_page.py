@@ -110,7 +110,7 @@ def trained() -> tuple[list[dict], list[dict], list[str]]:
 def test_training_on_the_page():
     """`make evidence-training` brings it up to date."""
     lines, against, missing = trained()
-    made = training_page.block(lines, training_report.NAMES, training_report.statements(against), missing)
+    made = training_page.block(lines, training_report.pairs(against), training_report.NAMES, missing)
     assert made.join(training_page.MARKS) in PAGE
 
 

@@ -130,9 +130,20 @@ def test_report_says_whether_n4_reached_what_n16_did(tmp_path, late, reached, sh
     assert (row["small"], row["large"], row["seed"]) == ("otb", "grpo-n16", 0)
     assert (row["reached_step"], row["tokens_share"], row["all_tokens_share"]) == (reached, share, 0.25)
     assert row["at_equal_tokens"] == 0.0  # 120 of its tokens are seven steps
-    (said,) = report.statements([row])
-    assert f"in {int(bool(reached))} of 1 seeds" in said
-    assert said.endswith("it stood at 0.000.")
+    (pair,) = report.pairs([row])
+    assert (pair["seeds"], pair["reached"], pair["ended_level"]) == (1, bool(reached), bool(reached))
+    assert (pair["tokens_share"], pair["all_tokens_share"], pair["at_equal_tokens"]) == (share, 0.25, 0.0)
+
+
+def test_pairs_are_the_means_over_seeds():
+    row = {"small": "otb", "large": "grpo-n16", "large_final": 0.5, "all_tokens_share": 0.25, "at_equal_tokens": ""}
+    never = row | {"small_final": 0.1, "reached_step": "", "tokens_share": ""}
+    once = row | {"small_final": 0.4, "reached_step": 70, "tokens_share": 0.3, "at_equal_tokens": 0.2}
+    level = row | {"small_final": 0.5, "reached_step": 90, "tokens_share": 0.5}
+    (pair,) = report.pairs([never, once, level])
+    assert (pair["seeds"], pair["reached"], pair["ended_level"]) == (3, 2, 1)
+    assert (pair["tokens_share"], pair["tokens_share_min"], pair["tokens_share_max"]) == pytest.approx((0.4, 0.3, 0.5))
+    assert (pair["small_final"], pair["at_equal_tokens"]) == pytest.approx((1 / 3, 0.2 / 3))
 
 
 def test_report_compares_at_equal_tokens(tmp_path):
