@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,30 @@ def summary(policies: list[Measured], rivals: list[Measured]) -> dict[str, Any]:
     return row | {"policies": len(policies)}
 
 
+def of_setting(sharpness: float, length: str, reward: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of the table for one setting."""
+    print(f"{sharpness:g} {length} {reward}", file=sys.stderr)
+    populations = []
+    for kind, seed in itertools.product(KINDS, range(args.seeds)):
+        policy = make_policy(kind, seed, tokens=args.tokens, ends=length == "ends", sharpness=sharpness)
+        populations.append(Population(policy, make_rewards(reward, policy, seed)))
+    found: dict[float, list[dict[str, Measured]]] = {
+        size: [measure(population, size, args.rows, i) for i, population in enumerate(populations)] for size in SIZES
+    }
+    found[math.inf] = [limits(population) for population in populations]
+    rows = []
+    for (size, policies), name in itertools.product(found.items(), ESTIMATORS):
+        measured = [policy[name] for policy in policies]
+        row = {"sharpness": sharpness, "length": length, "reward": reward, "N": size, "estimator": name}
+        row |= summary(measured, [policy["mean"] for policy in policies])
+        row["rloo_size"] = math.inf
+        if size < math.inf:
+            as_good = [rloo_size(p, int(size), m[0].noise) for p, m in zip(populations, measured, strict=True)]
+            row["rloo_size"] = float(np.exp(np.mean(np.log(as_good))))
+        rows.append(row)
+    return rows
+
+
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
@@ -140,28 +166,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=6000)
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
-    rows = []
-    for sharpness, (length, reward) in itertools.product(SHARPNESS, SETTINGS):
-        print(f"{sharpness:g} {length} {reward}", file=sys.stderr)
-        populations = []
-        for kind, seed in itertools.product(KINDS, range(args.seeds)):
-            ends = length == "ends"
-            policy = make_policy(kind, seed, tokens=args.tokens, ends=ends, sharpness=sharpness)
-            populations.append(Population(policy, make_rewards(reward, policy, seed)))
-        found: dict[float, list[dict[str, Measured]]] = {
-            size: [measure(population, size, args.rows, i) for i, population in enumerate(populations)]
-            for size in SIZES
-        }
-        found[math.inf] = [limits(population) for population in populations]
-        for (size, policies), name in itertools.product(found.items(), ESTIMATORS):
-            measured = [policy[name] for policy in policies]
-            row = {"sharpness": sharpness, "length": length, "reward": reward, "N": size, "estimator": name}
-            row |= summary(measured, [policy["mean"] for policy in policies])
-            row["rloo_size"] = math.inf
-            if size < math.inf:
-                as_good = [rloo_size(p, int(size), m[0].noise) for p, m in zip(populations, measured, strict=True)]
-                row["rloo_size"] = float(np.exp(np.mean(np.log(as_good))))
-            rows.append(row)
+    if args.rows < 4 * BATCHES * SIZES[-1]:
+        parser.error(
+            f"--rows {args.rows}: at least {4 * BATCHES * SIZES[-1]}, four groups of {SIZES[-1]} in each batch"
+        )
+    settings = [(sharpness, *of, args) for sharpness, of in itertools.product(SHARPNESS, SETTINGS)]
+    # Spawned, not forked: torch has threads. Each setting draws its own numbers, so the order of work is no matter.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
+        rows = [row for found in processes.map(of_setting, *zip(*settings, strict=True)) for row in found]
     write_table(rows, args.results / "finite_groups.csv")
     draw(rows, args.results / "finite_groups.png")
 
