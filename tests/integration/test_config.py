@@ -162,6 +162,13 @@ def test_a_zero_tail_that_has_no_effect(estimator, overrides, said, zero_tail):
     assert all(f"algorithm.otb.handle_zero_tail=False is {said}" in words for words in found)
 
 
+@pytest.mark.parametrize(("n", "leave_one_out", "said"), [(2, True, 1), (2, False, 0), (3, True, 0)])
+def test_two_rows_without_the_own_one_leave_nothing_to_weigh(n, leave_one_out, said):
+    ours = (f"actor_rollout_ref.rollout.n={n}", f"+algorithm.otb.leave_one_out={leave_one_out}")
+    found = without_effect(verl_config(*OTB, *ours))
+    assert ["whatever that row's energy" in words for words in found] == [True] * said
+
+
 def test_a_verl_out_of_range_is_refused_with_every_hook_waiting_or_in(monkeypatch):
     import verl
 

@@ -181,6 +181,11 @@ def without_effect(config: Any) -> list[str]:
             f"algorithm.otb.handle_zero_tail=False is not used with {because}: a row with no other to be compared with "
             "has the baseline 0, and no other row is without."
         )
+    if config.actor_rollout_ref.rollout.n == 2 and chosen.leave_one_out:
+        found.append(
+            "algorithm.otb.leave_one_out=True with actor_rollout_ref.rollout.n=2: a row's baseline is the return of "
+            "the one other row, whatever that row's energy. Set actor_rollout_ref.rollout.n to 4 or more."
+        )
     if config.actor_rollout_ref.rollout.n == 1:
         found.append(
             "actor_rollout_ref.rollout.n=1: a prompt group of one row has no baseline, so every advantage is the "
