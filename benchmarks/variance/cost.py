@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from table import RESULTS, write_table
+from table import RESULTS, at_least, require_writable, write_table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import demo_run
@@ -66,10 +66,11 @@ def _range(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=2, help="of each")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--runs", type=at_least(1), default=2, help="of each")
+    parser.add_argument("--steps", type=at_least(3), default=20)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    require_writable(args.out)
     with tempfile.TemporaryDirectory() as directory:
         found = demo_run.by_turns((OTB, GRPO), args.runs, args.steps, Path(directory), OVERRIDES)
     write_table(rows(found), args.out / "cost.csv")

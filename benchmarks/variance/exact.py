@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from policies import KINDS, REWARDS, Array, make_policy, make_rewards
 from population import BASELINES, Population
-from table import RESULTS, write_table
+from table import RESULTS, at_least, require_writable, write_table
 
 SHARPNESS = (1.0, 2.0)
 LENGTHS = {"fixed": False, "ends": True}
@@ -120,11 +120,12 @@ def draw(found: dict[Setting, Array], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--words", type=int, default=3, help="with the one that ends an answer")
-    parser.add_argument("--tokens", type=int, default=5, help="of an answer at most")
+    parser.add_argument("--seeds", type=at_least(1), default=200)
+    parser.add_argument("--words", type=at_least(2), default=3, help="with the one that ends an answer")
+    parser.add_argument("--tokens", type=at_least(2), default=5, help="of an answer at most")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
+    require_writable(args.results)
     found = variances(args.seeds, args.words, args.tokens)
     keys = ("length", "sharpness", "reward", "policy")
     rows = [dict(zip(keys, setting, strict=True)) | summary(found[setting]) for setting in found]

@@ -36,7 +36,7 @@ from groups import (
 from options import STYLES
 from policies import make_policy, make_rewards
 from population import Population
-from table import RESULTS, write_table
+from table import RESULTS, at_least, require_writable, write_table
 
 KINDS = ("tree", "mlp")
 SETTINGS = (("fixed", "binary"), ("ends", "binary"), ("ends", "likely"), ("ends", "length"))
@@ -161,8 +161,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=8, help=f"for each of {KINDS}")
-    parser.add_argument("--tokens", type=int, default=5, help="of an answer at most")
+    parser.add_argument("--seeds", type=at_least(1), default=8, help=f"for each of {KINDS}")
+    parser.add_argument("--tokens", type=at_least(2), default=5, help="of an answer at most")
     parser.add_argument("--rows", type=int, default=6000)
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -170,6 +170,7 @@ def main() -> None:
         parser.error(
             f"--rows {args.rows}: at least {4 * BATCHES * SIZES[-1]}, four groups of {SIZES[-1]} in each batch"
         )
+    require_writable(args.results)
     settings = [(sharpness, *of, args) for sharpness, of in itertools.product(SHARPNESS, SETTINGS)]
     # Spawned, not forked: torch has threads. Each setting draws its own numbers, so the order of work is no matter.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:

@@ -19,6 +19,8 @@ from verl_otb.core import optimal_baseline, optimal_token_baseline, realized_ene
 
 SHIPPED = ("otb", "otb_no_zero_tail", "otb_loo", "token", "token_loo", "carry", "carry_loo")
 ESTIMATORS = ("none", "mean", "rloo", "opo", *SHIPPED, "otb_true_norms", "token_true_norms")
+# Without the own row in its baseline the expected gradient is the true one, whatever was sampled.
+UNBIASED = {"none", "rloo", "otb_loo", "token_loo", "carry_loo"}
 
 
 @dataclass(frozen=True)
@@ -127,16 +129,18 @@ def moments(answers: Answers, gradients: TokenGradients, groups: Groups) -> Mome
     return Moments(norms @ ones, projected @ means.mT, projected @ whole.T, whole @ products @ whole.T)
 
 
-def estimates(moments: Moments) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Each figure with its standard error, (estimators,).
+def estimates(moments: Moments, n: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Each figure with its standard error, (estimators,), of groups of `n`.
 
-    variance: Var. var_ratio: over that of the group mean. shrink: ⟨E ĝ, g⟩/‖g‖², 1 without bias. noise_ratio:
-    Var/shrink² over that of the group mean, the ratio after a change of learning rate that makes up for the shrink.
+    variance: Var. var_ratio: over that of the group mean. shrink: ⟨E ĝ, g⟩/‖g‖², and cosine: of E ĝ and g, both as
+    measured, also where they are known to be 1. noise_ratio: Var/shrink² over that of the group mean, the ratio after
+    a change of learning rate that makes up for the shrink; there the shrink is the known one of those without bias
+    and of the mean.
     """
     blocks = moments.second.shape[1]
     everything = torch.arange(blocks)
-    whole = _figures(moments, everything)
-    left_out = [_figures(moments, everything[everything != block]) for block in range(blocks)]
+    whole = _figures(moments, n, everything)
+    left_out = [_figures(moments, n, everything[everything != block]) for block in range(blocks)]
     result = {}
     for name, value in whole.items():
         values = torch.stack([figures[name] for figures in left_out])
@@ -144,7 +148,7 @@ def estimates(moments: Moments) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     return result
 
 
-def _figures(moments: Moments, blocks: torch.Tensor) -> dict[str, torch.Tensor]:
+def _figures(moments: Moments, n: int, blocks: torch.Tensor) -> dict[str, torch.Tensor]:
     def of_pairs(products: torch.Tensor) -> torch.Tensor:
         """The mean over pairs of different blocks."""
         chosen = products[..., blocks, :][..., blocks]
@@ -152,12 +156,17 @@ def _figures(moments: Moments, blocks: torch.Tensor) -> dict[str, torch.Tensor]:
         return total / (len(blocks) * (len(blocks) - 1))
 
     variance = moments.second[:, blocks].mean(1) - of_pairs(moments.own)
-    shrink = of_pairs(moments.true) / of_pairs(moments.gradient)
+    along, gradient = of_pairs(moments.true), of_pairs(moments.gradient)
+    shrink = along / gradient
+    for name, known in {"mean": (n - 1) / n, **dict.fromkeys(UNBIASED, 1.0)}.items():
+        shrink[ESTIMATORS.index(name)] = known
+    # Of lengths that are too small to be measured, as at the start of a training, there is no cosine.
+    cosine = along / (of_pairs(moments.own) * gradient).clamp(min=0).sqrt()
     mean = ESTIMATORS.index("mean")
     noise = variance / shrink.square()
     return {
-        "variance": variance, "var_ratio": variance / variance[mean], "shrink": shrink,
-        "noise_ratio": noise / noise[mean],
+        "variance": variance, "var_ratio": variance / variance[mean], "shrink": along / gradient,
+        "cosine": torch.where(cosine.isfinite(), cosine, torch.nan), "noise_ratio": noise / noise[mean],
     }  # fmt: skip
 
 

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def write_table(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write rows of the same keys, and print them. Floats get four significant digits."""
+def at_least(least: int) -> Callable[[str], int]:
+    """For argparse: an int from `least` on."""
+
+    def integer(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, found {value}")
+        return value
+
+    return integer
+
+
+def require_writable(directory: Path) -> None:
+    """Make the directory, and end the script if that cannot be: before the work and not after it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        sys.exit(f"results cannot be written to {directory}: {error}")
+
+
+def write_table(rows: list[dict[str, Any]], path: Path, show: bool = True) -> None:
+    """Write rows of the same keys, all or nothing, and print them. Floats get four significant digits."""
     text = [{key: _short(value) for key, value in row.items()} for row in rows]
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w", newline="") as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(text)
+    unfinished.replace(path)
+    if not show:
+        return
     widths = {key: max(len(key), *(len(row[key]) for row in text)) for key in text[0]}
     for row in [dict(zip(widths, widths, strict=True)), *text]:
         print("  ".join(row[key].rjust(width) for key, width in widths.items()))

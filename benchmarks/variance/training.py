@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from table import at_least
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import demo_run
 
@@ -165,10 +167,10 @@ def say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="names of runs, with wildcards")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=at_least(1), default=3)
     parser.add_argument("--largest", type=int, default=16, choices=(4, 8, 16, 32), metavar="N")
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each takes 5 GiB and two cores")
+    parser.add_argument("--steps", type=at_least(1), default=120)
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time; each takes 5 GiB and two cores")
     parser.add_argument("--limit-minutes", type=float, default=float("inf"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--list", action="store_true", help="say what is missing, run nothing")
@@ -176,7 +178,11 @@ def main() -> None:
     chosen = [run for run in plan(args.seeds, args.largest) if any(fnmatch.fnmatch(run.name, p) for p in args.only)]
     if not chosen:
         parser.error(f"--only {' '.join(args.only)} matches no run; names are like {plan()[0].name}")
-    queue = [run for run in chosen if not (args.results / f"{run.name}.csv").exists()]
+    there = {run: args.results / f"{run.name}.csv" for run in chosen if (args.results / f"{run.name}.csv").exists()}
+    for path in there.values():
+        if (steps := len(path.read_text().splitlines()) - 1) != args.steps:
+            parser.error(f"{path} is of {steps} steps, not of {args.steps}: give another --results")
+    queue = [run for run in chosen if run not in there]
     say(f"{len(chosen) - len(queue)} of {len(chosen)} runs are there, {len(queue)} to go")
     if args.list:
         print("\n".join(run.name for run in queue))

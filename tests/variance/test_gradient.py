@@ -131,7 +131,7 @@ def test_estimates_of_a_small_policy_come_out_at_their_exact_values():
     rows, blocks, n = 64, 8, 4
     groups = draw_groups(rows, blocks, n, 1, torch.Generator().manual_seed(0))
     pieces = [made(policy, scores, rows, seed) for seed in range(PIECES)]
-    figures = estimates(reduce(Moments.__add__, (moments(*piece, groups) for piece in pieces)))
+    figures = estimates(reduce(Moments.__add__, (moments(*piece, groups) for piece in pieces)), n)
     answers, gradients = pieces[0]
 
     words = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -188,7 +188,7 @@ def test_moments_add_up_over_prompts(answered):
     groups = draw_groups(ROWS, BLOCKS, 4, 2, torch.Generator().manual_seed(0))
     one = moments(answers, gradients, groups)
     assert isinstance(one + one, Moments)
-    single, double = estimates(one), estimates(one + one)
+    single, double = estimates(one, 4), estimates(one + one, 4)
     torch.testing.assert_close(double["variance"][0], 2 * single["variance"][0])
     torch.testing.assert_close(double["var_ratio"][0], single["var_ratio"][0])
 
