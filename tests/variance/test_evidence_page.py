@@ -78,17 +78,20 @@ def test_a_real_model():
 
 def test_cost():
     of = {row["what"]: row for row in rows("cost")}
-    own, step = of["OTB's own"], of["step"]
-    text = line("A whole step")
-    assert f"is {own['added_ms']} of {float(step['otb_ms']):,.0f} ms, {float(own['added_share_of_step']):.1%}" in (
-        text.replace(" %", "%")
+    adv, step = of["adv"], of["step"]
+    added = (
+        f"adds {float(adv['added_ms']):.1f} of {float(step['otb_ms']):,.0f} ms, {float(adv['added_share_of_step']):.1%}"
     )
-    assert f"metrics {float(of['adv']['added_ms']):.1f}, Σπ² {of['old_log_prob']['added_ms']}" in README
+    assert added in line("A whole step").replace(" %", "%")
     ((_, shown),) = tables("6. Cost")
-    assert [cells[0] for cells in shown] == ["step", "old_log_prob", "adv", "OTB's own"]
+    assert [cells[0] for cells in shown] == ["step", "gen", "old_log_prob", "adv", "update_actor", "update_weights"]
     for name, *cells in shown:
         row = of[name]
-        assert cells == [row[key] for key in ("otb_ms", "grpo_ms", "added_ms", "added_share_of_step")]
+        times = [f"{row[f'{estimator}_ms']} ({row[f'{estimator}_runs_ms']})" for estimator in ("otb", "grpo")]
+        assert cells == [*times, row["added_ms"], row["added_share_of_step"]]
+    assert {float(of[name]["added_ms"]) for name in ("gen", "update_actor", "old_log_prob")} == set(
+        map(float, re.search(r"differ by ([\d.]+) and ([\d.]+) ms.* the ([\d.]+) of Σπ²", PAGE).groups())
+    )
 
 
 def tables(heading: str) -> list[tuple[list[str], list[list[str]]]]:
@@ -165,7 +168,7 @@ NAMES = {
 
 def test_the_tables_of_finite_groups():
     first, second = tables("2. Groups")
-    assert (len(first[1]), len(second[1])) == (11, 10)
+    assert (len(first[1]), len(second[1])) == (11, 11)
     for sharpness, (header, body) in (("1", first), ("2", second)):
         for name, *cells in body:
             for column, cell in zip(header[1:], cells, strict=True):
@@ -175,6 +178,24 @@ def test_the_tables_of_finite_groups():
                 found = {row["reward"]: row for row in rows("finite_groups", estimator=NAMES[name], **about)}
                 figures = [f"{float(found[reward][figure]):.2f}" for reward in ("binary", "likely", "length")]
                 assert cell == " / ".join(figures), (sharpness, name, column)
+
+
+def test_the_table_of_the_options():
+    ((header, body),) = tables("3. The options")
+    assert len(body) == 7
+    rivals = {"default": "otb", "RLOO": "rloo"}
+    for name, *cells in body:
+        for column, cell in zip(header[1:], cells, strict=True):
+            n, rival = re.fullmatch(r"N = (\d+), over (\w+)", column).groups()
+            found = {
+                estimator: [
+                    float(row["noise"]) for row in rows("finite_groups", length="ends", N=n, estimator=estimator)
+                ]
+                for estimator in (NAMES[name], rivals[rival])
+            }
+            assert len(found[NAMES[name]]) == 6
+            ratios = [ours / theirs for ours, theirs in zip(*found.values(), strict=True)]
+            assert cell == f"{min(ratios):.2f} to {max(ratios):.2f}", (name, column)
 
 
 def test_the_tables_of_a_real_model_s_gradient():
