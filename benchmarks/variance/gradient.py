@@ -134,7 +134,6 @@ def summary(rows: list[Row]) -> list[Row]:
             **{name: fmean(row[name] for row in of) for name in ("reward", "length", "largest_share")},
             **spread((row["var_ratio"] for row in of), "var_ratio", geometric_mean),
             **spread((row["shrink"] for row in of), "shrink", fmean),
-            **spread((row["cosine"] for row in of), "cosine", fmean),
             **spread((row["noise_ratio"] for row in of), "noise_ratio", geometric_mean),
         }
         for (point, n, estimator), of in grouped(rows, "point", "n", "estimator").items()

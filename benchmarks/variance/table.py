@@ -53,4 +53,4 @@ def write_table(rows: list[dict[str, Any]], path: Path, show: bool = True) -> No
 def _short(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
-    return f"{value:.4g}" if abs(value) > 1e-12 else "0"  # less is rounding
+    return "0" if abs(value) <= 1e-12 else f"{value:.4g}"  # less is rounding

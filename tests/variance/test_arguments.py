@@ -62,11 +62,11 @@ def test_a_run_of_other_steps_is_not_taken_for_this_one(monkeypatch, capsys, tmp
 
 def test_a_table_is_written_whole_or_not_at_all(tmp_path, capsys):
     path = tmp_path / "some" / "where" / "table.csv"
-    table.write_table([{"a": 1, "b": 0.123456}], path)
-    assert path.read_text().split() == ["a,b", "1,0.1235"]
+    table.write_table([{"a": 1, "b": 0.123456, "c": float("nan"), "d": 1e-16}], path)
+    assert path.read_text().split() == ["a,b,c,d", "1,0.1235,nan,0"]
     capsys.readouterr()
     with pytest.raises(ValueError, match="fields not in fieldnames"):
         table.write_table([{"a": 1}, {"a": 2, "c": 3}], path)
-    assert path.read_text().split() == ["a,b", "1,0.1235"]
+    assert path.read_text().split() == ["a,b,c,d", "1,0.1235,nan,0"]
     table.write_table([{"a": 1}], path, show=False)
     assert not capsys.readouterr().out

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from statistics import fmean
 
-import pytest
 import training_page
 import training_report
 from training import plan
@@ -64,16 +63,24 @@ def test_groups():
     assert len(numbers(text)) == 15
 
 
-def test_a_real_model():
-    def of(point: str, estimator: str) -> dict[str, str]:
-        (found,) = rows("gradient", point=point, n="4", estimator=estimator)
-        return found
+def over_trainings(row: dict[str, str], name: str) -> str:
+    """As the tables of part 4 and the README have it: the mean, and the least and the most."""
+    mean, *ends = (f"{float(row[column]):.2f}" for column in (name, f"{name}_min", f"{name}_max"))
+    return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
 
-    middle, end, without = of("step 60", "otb"), of("step 120", "otb"), of("step 120", "otb_loo")
-    text = line("The demo's model")
-    expected = (middle["noise_ratio"], end["shrink"], end["noise_ratio"], without["noise_ratio"])
-    assert numbers(text) == [f"{float(value):.2f}" for value in expected]
-    assert float(without["shrink"]) == pytest.approx(1, abs=2 * float(without["shrink_se"]))
+
+def test_a_real_model():
+    def of(point: str, estimator: str, name: str) -> str:
+        (found,) = rows("gradient", point=point, n="4", estimator=estimator)
+        assert found["seeds"] == "5"
+        return over_trainings(found, name)
+
+    (text,) = [line for line in README.splitlines() if line.startswith("- **The demo's model")]
+    assert f"half-way OTB's noise is {of('step 60', 'otb', 'noise_ratio')}." in text
+    end = of("step 120", "otb", "shrink"), of("step 120", "otb", "noise_ratio")
+    assert f"keeps {end[0]} of the gradient and its noise is {end[1]};" in text
+    assert f"the noise is {of('step 120', 'carry_loo', 'noise_ratio')}." in text
+    assert len(numbers(text)) == 12
 
 
 def test_cost():
@@ -157,12 +164,10 @@ NAMES = {
     "`weight=token`": "token",
     "`weight=token`, `handle_zero_tail=false`": "token_no_zero_tail",
     "`weight=token`, `leave_one_out=true`": "token_loo",
-    "`weight=token`, `leave_one_out`": "token_loo",
     "`finished_rows=carry`": "carry",
     "`finished_rows=carry`, `leave_one_out=true`": "carry_loo",
-    "`carry`, `leave_one_out`": "carry_loo",
     "OTB, true norms": "otb_true_norms",
-    "`token`, true norms": "token_true_norms",
+    "`weight=token`, true norms": "token_true_norms",
 }
 
 
@@ -201,17 +206,40 @@ def test_the_table_of_the_options():
 def test_the_tables_of_a_real_model_s_gradient():
     columns = {"Var": "var_ratio", "shrink": "shrink", "noise": "noise_ratio"}
     first, second = tables("4. A real")
-    assert (len(first[1]), len(second[1])) == (13, 12)
     for header, body in (first, second):
+        assert len(body) == 13
         for name, *cells in body:
-            point, n = "step 60", "4"
             for column, cell in zip(header[1:], cells, strict=True):
-                # Of a pair of columns, or three, the first names the point.
-                point = (re.findall(r"step \d+", column) or [point])[0]
-                if size := re.search(r"N = (\d+)", column):
-                    n = size[1]
-                figure = columns[column.split(",")[0] if "N = " not in column else "noise"]
-                (row,) = rows("gradient", point=point, n=n, estimator=NAMES[name])
-                value, error = f"{float(row[figure]):.2f}", f"{float(row[f'{figure}_se']):.2f}"
-                exact = float(row[f"{figure}_se"]) < 1e-9
-                assert cell == (value if exact else f"{value} ± {error}"), (name, column)
+                (point,) = re.findall(r"step \d+", column)
+                size = re.search(r"N = (\d+)", column)
+                figure = "noise" if size else column.split(",")[0]
+                (row,) = rows("gradient", point=point, n=size[1] if size else "4", estimator=NAMES[name])
+                assert cell == over_trainings(row, columns[figure]), (name, column)
+
+
+def test_what_is_said_of_the_trainings_one_by_one():
+    def noise(point: str, n: str, estimator: str) -> list[float]:
+        found = rows("gradient_seeds", point=point, n=n, estimator=estimator)
+        assert len(found) == 5
+        return [float(row["noise_ratio"]) for row in found]
+
+    options = ("otb", "otb_no_zero_tail", "otb_loo", "carry", "carry_loo", "token", "token_loo")
+    assert all(max(noise("step 60", n, name)) < 1 for name in options for n in ("4", "8", "16"))
+    assert all(min(noise("step 120", n, "otb")) > 1 for n in ("4", "8"))
+    assert all(
+        min(noise("step 120", n, "carry_loo")) < 1 < max(noise("step 120", n, "carry_loo")) for n in ("4", "8", "16")
+    )
+
+
+def test_correlations_of_the_proxy():
+    text = re.sub(r"\s+", " ", PAGE.split("**The proxy.**", 1)[1])
+    for point, what, column in [
+        ("step 0", "path", "2"), ("step 60", "path", "1"), ("step 60", "path", "2"), ("step 60", "path", "8"),
+        ("step 120", "path", "1"), ("step 120", "path", "2"), ("step 60", "token", "2"),
+    ]:  # fmt: skip
+        (row,) = rows("gradient_proxy", point=point, what=what, column=column)
+        assert f"{over_trainings(row, 'mean')} at t = {column}" in text
+    together = [
+        rows("gradient_proxy", point=f"step {step}", what="path", column="all")[0]["mean"] for step in (0, 60, 120)
+    ]
+    assert "{:.2f}, {:.2f} and {:.2f} at the three points".format(*map(float, together)) in text

@@ -156,6 +156,12 @@ def test_estimates_of_a_small_policy_come_out_at_their_exact_values():
     assert ratio[ESTIMATORS.index("mean")] == 1
     torch.testing.assert_close(ratio[ESTIMATORS.index("rloo")], torch.tensor((n / (n - 1)) ** 2).double())
     torch.testing.assert_close(figures["noise_ratio"][0][ESTIMATORS.index("rloo")], torch.tensor(1.0).double())
+    # Without bias the shrink is 1 and not what was measured.
+    for estimator in ("none", "otb_loo", "token_loo", "carry_loo"):
+        index = ESTIMATORS.index(estimator)
+        expected = ratio[index] * ((n - 1) / n) ** 2
+        torch.testing.assert_close(figures["noise_ratio"][0][index], expected)
+        assert figures["shrink"][0][index] != 1
     # In this policy the proxies are the true norms, so both weights give the same.
     for proxy, truth in (("otb", "otb_true_norms"), ("token", "token_true_norms")):
         torch.testing.assert_close(ratio[ESTIMATORS.index(proxy)], ratio[ESTIMATORS.index(truth)], rtol=1e-5, atol=0)
@@ -203,11 +209,25 @@ def test_script_on_a_hugging_face_model(tmp_path, monkeypatch):
     given = [part for name, file in files.items() for part in (name, str(tmp_path / file))]
     few = "--rows 16 --blocks 2 --sizes 4 8 --times 2 --prompt-count 2 --length 3 --sketch 4096"
     gradient.main([*given, "--reward", str(examples / "arithmetic_reward.py"), *few.split()])
-    with open(tmp_path / "out" / "gradient.csv") as file:
-        lines = list(csv.DictReader(file))
-    assert [(line["point"], line["n"], line["estimator"]) for line in lines] == [
-        ("model", str(n), estimator) for n in (4, 8) for estimator in ESTIMATORS
-    ]
+    for name in ("gradient", "gradient_seeds"):
+        with open(tmp_path / "out" / f"{name}.csv") as file:
+            lines = list(csv.DictReader(file))
+        assert [(line["point"], line["n"], line["estimator"]) for line in lines] == [
+            ("model", str(n), estimator) for n in (4, 8) for estimator in ESTIMATORS
+        ]
     assert all(float(line["variance"]) > 0 for line in lines)
     assert (tmp_path / "out" / "gradient.png").stat().st_size > 10_000
     assert "model,path,all,2," in (tmp_path / "out" / "gradient_proxy.csv").read_text()
+
+
+def test_summary_over_the_seeds():
+    def line(seed, estimator, ratio, shrink):
+        about = {"point": "step 1", "seed": seed, "n": 4, "estimator": estimator, "reward": 0.5, "length": 2.0}
+        return about | {"largest_share": 0.25, "var_ratio": ratio, "shrink": shrink, "noise_ratio": ratio / shrink**2}
+
+    given = [line(0, "otb", 0.5, 0.5), line(0, "rloo", 1.0, 1.0), line(1, "otb", 2.0, 1.0), line(1, "rloo", 1.0, 1.0)]
+    otb, rloo = gradient.summary(given)
+    assert (otb["estimator"], rloo["estimator"], otb["seeds"]) == ("otb", "rloo", 2)
+    assert [otb[f"var_ratio{end}"] for end in ("", "_min", "_max")] == pytest.approx([1.0, 0.5, 2.0])
+    assert [otb[f"shrink{end}"] for end in ("", "_min", "_max")] == pytest.approx([0.75, 0.5, 1.0])
+    assert [otb[f"noise_ratio{end}"] for end in ("", "_min", "_max")] == pytest.approx([2.0, 2.0, 2.0])
