@@ -126,18 +126,38 @@ def test_training_on_the_page():
 
 def test_training():
     lines, against, missing = trained()
+    assert not missing
     found = {(line["arm"], line["n"]): line for line in lines}
     reward = {name: f"{line['final_reward']:.3f}" for name, line in found.items()}
     text = line("Training the demo")
-    assert f"{30 - len(missing)} of 30 runs" in README
-    assert f"OTB at N = 4 {reward['otb', 4]}" in text
-    assert f"RLOO at N = 4 {reward['rloo', 4]}" in text
-    assert f"GRPO at N = 4 {reward['grpo', 4]}, at 8 {reward['grpo', 8]}, at 16 {reward['grpo', 16]}" in text
-    share = found["otb", 4]["tokens"] / found["grpo", 16]["tokens"]
-    assert f"{share:.2f} of the tokens" in text
-    of_grpo = [row for row in against if (row["small"], row["large"]) == ("otb", "grpo-n16")]
-    assert f"GRPO at N = 16 stood at {fmean(row['at_equal_tokens'] for row in of_grpo):.3f}." in text
-    assert len(numbers(text)) == 7
+    std = f"divided by the standard deviation {reward['grpo-std', 4]}"
+    assert f"at N = 4 OTB {reward['otb', 4]}, RLOO {reward['rloo', 4]}, GRPO {reward['grpo', 4]}, {std};" in text
+    assert f"GRPO at N = 8 {reward['grpo', 8]}, at 16 {reward['grpo', 16]}." in text
+    rows = [row for row in against if (row["small"], row["large"]) == ("otb", "grpo-n16")]
+    assert [row["small_final"] < row["large_final"] for row in rows] == [True] * 3
+    share = f"{found['otb', 4]['tokens'] / found['grpo', 16]['tokens']:.2f}"
+    assert f"below it in all three seeds, with {share} of the tokens." in text
+    shares = [f"{row['tokens_share']:.2f}" for row in rows if row["reached_step"]]
+    assert (
+        f"In two of them it came to GRPO's final reward at N = 16 at some time, with {' and '.join(shares)} of" in text
+    )
+    level = f"{fmean(row['at_equal_tokens'] for row in rows):.3f}"
+    assert f"GRPO at N = 16 stood at {level}:" in text
+    assert len(numbers(text)) == 10
+    # The same on the page, with more.
+    otb, rloo = found["otb", 4], found["rloo", 4]
+    assert f"({reward['otb', 4]} against {reward['grpo', 16]} in the mean), after {share} of its tokens" in PAGE
+    assert f"(OTB {reward['otb', 4]}, GRPO's N = 16 {level})" in PAGE
+    steps = [f"after {arm['steps_to_min']} and {arm['steps_to_max']}" for arm in (otb, rloo)]
+    assert f"OTB {steps[0]} steps, RLOO {steps[1]};" in PAGE
+    assert [found[arm, 4]["reached"] for arm in ("otb", "rloo", "grpo", "grpo-std")] == [2, 2, 1, 0]
+    assert f"({rloo['final_reward_min']:.3f}, {otb['final_reward_min']:.3f})" in PAGE
+    assert {arm: found[arm, 8]["reached"] for arm in ("grpo", "rloo", "grpo-std")} == {
+        "grpo": 3,
+        "rloo": 3,
+        "grpo-std": 2,
+    }
+    assert all(found[arm, 16]["reached"] == 3 for arm in ("grpo", "rloo", "grpo-std"))
 
 
 def test_the_table_of_exact_variances():
