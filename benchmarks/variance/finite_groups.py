@@ -166,10 +166,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=6000)
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
-    if args.rows < 4 * BATCHES * SIZES[-1]:
-        parser.error(
-            f"--rows {args.rows}: at least {4 * BATCHES * SIZES[-1]}, four groups of {SIZES[-1]} in each batch"
-        )
+    if args.rows < (least := 4 * BATCHES * SIZES[-1]):
+        parser.error(f"--rows {args.rows}: at least {least}, four groups of {SIZES[-1]} in each batch")
     require_writable(args.results)
     settings = [(sharpness, *of, args) for sharpness, of in itertools.product(SHARPNESS, SETTINGS)]
     # Spawned, not forked: torch has threads. Each setting draws its own numbers, so the order of work is no matter.

@@ -19,7 +19,6 @@ import multiprocessing
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -31,7 +30,7 @@ from language_model import Prompt, Score, demo_task, demo_training, prompts_of, 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from options import STYLES
-from table import RESULTS, at_least, require_writable, write_table
+from table import RESULTS, at_least, require_writable, spread, write_table
 from token_gradients import token_gradients
 
 Row = dict[str, Any]
@@ -113,12 +112,6 @@ def of_seed(seed: int, args: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     return rows, found
 
 
-def spread(values: Iterable[float], name: str, mean: Callable[[list[float]], float]) -> Row:
-    """A mean, and the least and most that it is of."""
-    there = list(values)
-    return {name: mean(there), f"{name}_min": min(there), f"{name}_max": max(there)}
-
-
 def grouped(rows: list[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -133,7 +126,7 @@ def summary(rows: list[Row]) -> list[Row]:
             "point": point, "n": n, "estimator": estimator, "seeds": len(of),
             **{name: fmean(row[name] for row in of) for name in ("reward", "length", "largest_share")},
             **spread((row["var_ratio"] for row in of), "var_ratio", geometric_mean),
-            **spread((row["shrink"] for row in of), "shrink", fmean),
+            **spread((row["shrink"] for row in of), "shrink"),
             **spread((row["noise_ratio"] for row in of), "noise_ratio", geometric_mean),
         }
         for (point, n, estimator), of in grouped(rows, "point", "n", "estimator").items()
@@ -146,7 +139,7 @@ def proxy_summary(found: list[Row]) -> list[Row]:
     return [
         {
             "point": point, "what": what, "column": column, "values": len(of),
-            **spread((row["value"] for row in of), "mean", fmean),
+            **spread((row["value"] for row in of), "mean"),
         }
         for (point, what, column), of in of_all
     ]  # fmt: skip
@@ -235,8 +228,9 @@ def main(arguments: list[str] | None = None) -> None:
     write_table(rows, args.out / "gradient_seeds.csv", show=False)
     write_table(proxy, args.out / "gradient_proxy.csv")
     print()
-    write_table(summary(rows), args.out / "gradient.csv")
-    draw(summary(rows), proxy, args.out / "gradient.png")
+    lines = summary(rows)
+    write_table(lines, args.out / "gradient.csv")
+    draw(lines, proxy, args.out / "gradient.png")
 
 
 if __name__ == "__main__":

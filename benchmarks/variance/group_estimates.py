@@ -157,7 +157,8 @@ def _figures(moments: Moments, n: int, blocks: torch.Tensor) -> dict[str, torch.
 
     variance = moments.second[:, blocks].mean(1) - of_pairs(moments.own)
     along, gradient = of_pairs(moments.true), of_pairs(moments.gradient)
-    shrink = along / gradient
+    measured = along / gradient
+    shrink = measured.clone()
     for name, known in {"mean": (n - 1) / n, **dict.fromkeys(UNBIASED, 1.0)}.items():
         shrink[ESTIMATORS.index(name)] = known
     # Of lengths that are too small to be measured, as at the start of a training, there is no cosine.
@@ -165,7 +166,7 @@ def _figures(moments: Moments, n: int, blocks: torch.Tensor) -> dict[str, torch.
     mean = ESTIMATORS.index("mean")
     noise = variance / shrink.square()
     return {
-        "variance": variance, "var_ratio": variance / variance[mean], "shrink": along / gradient,
+        "variance": variance, "var_ratio": variance / variance[mean], "shrink": measured,
         "cosine": torch.where(cosine.isfinite(), cosine, torch.nan), "noise_ratio": noise / noise[mean],
     }  # fmt: skip
 

@@ -15,7 +15,6 @@ vLLM batches requests as they arrive, so a run given again comes out near the fi
 from __future__ import annotations
 
 import argparse
-import csv
 import fnmatch
 import shutil
 import signal
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from table import at_least
+from table import at_least, write_csv
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import demo_run
@@ -36,7 +35,6 @@ import demo_run
 RESULTS = Path(__file__).resolve().parent / "results" / "training"
 LOGS = demo_run.REPOSITORY / "runs" / "variance-training"
 PROMPTS = 8  # a step
-COLUMNS = ["step", "reward", "validation", "tokens", "grad_norm", "gradient_power"]
 ARMS = {
     "otb": ("optimal_token_baseline", []),
     "grpo": ("grpo", ["algorithm.norm_adv_by_std_in_grpo=False"]),
@@ -60,6 +58,9 @@ class Run:
     @property
     def name(self) -> str:
         return f"{self.arm}-n{self.n}-seed{self.seed}"
+
+    def csv(self, results: Path) -> Path:
+        return results / f"{self.name}.csv"
 
 
 def plan(seeds: int = 3, largest: int = 16) -> list[Run]:
@@ -96,13 +97,7 @@ def write(path: Path, metrics: Sequence[dict[str, Any]], rows: int) -> None:
     lines: list[dict[str, Any]] = []
     for step, found in enumerate(metrics, start=1):
         lines.append(row(step, found, rows, lines[-1]["tokens"] if lines else 0))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    with open(unfinished, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-    unfinished.replace(path)
+    write_csv(lines, path, lineterminator="\n")
 
 
 class Job:
@@ -124,7 +119,7 @@ class Job:
         minutes = (time.monotonic() - self.start) / 60
         metrics = demo_run.step_metrics(self.directory) if self.process.returncode == 0 else []
         if len(metrics) == self.steps:
-            write(results / f"{self.run.name}.csv", metrics, PROMPTS * self.run.n)
+            write(self.run.csv(results), metrics, PROMPTS * self.run.n)
             say(f"{self.run.name}: complete after {minutes:.1f} minutes")
         else:
             LOGS.mkdir(parents=True, exist_ok=True)
@@ -178,8 +173,8 @@ def main() -> None:
     chosen = [run for run in plan(args.seeds, args.largest) if any(fnmatch.fnmatch(run.name, p) for p in args.only)]
     if not chosen:
         parser.error(f"--only {' '.join(args.only)} matches no run; names are like {plan()[0].name}")
-    there = {run: args.results / f"{run.name}.csv" for run in chosen if (args.results / f"{run.name}.csv").exists()}
-    for path in there.values():
+    there = [run for run in chosen if run.csv(args.results).exists()]
+    for path in (run.csv(args.results) for run in there):
         if (steps := len(path.read_text().splitlines()) - 1) != args.steps:
             parser.error(f"{path} is of {steps} steps, not of {args.steps}: give another --results")
     queue = [run for run in chosen if run not in there]

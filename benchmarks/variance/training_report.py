@@ -14,7 +14,6 @@ import argparse
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +25,7 @@ import training_page
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
-from table import RESULTS, write_table
+from table import RESULTS, spread, write_table
 from training import ARMS, Run
 
 WINDOW = 10  # steps
@@ -89,13 +88,6 @@ def by_arm(curves: dict[Run, Curve]) -> dict[tuple[str, int], list[Curve]]:
     for run, curve in curves.items():
         arms[run.arm, run.n].append(curve)
     return {key: arms[key] for key in sorted(arms, key=lambda key: (list(ARMS).index(key[0]), key[1]))}
-
-
-def spread(values: Sequence[float | None], name: str) -> dict[str, Any]:
-    """Mean, least and most of those that are there."""
-    there = [value for value in values if value is not None]
-    figures = (fmean(there), min(there), max(there)) if there else ("", "", "")
-    return dict(zip((name, f"{name}_min", f"{name}_max"), figures, strict=True))
 
 
 def summary(curves: dict[Run, Curve], reward: float) -> list[dict[str, Any]]:
